@@ -84,6 +84,7 @@ macro_rules! generic_extra {
             "ixgbe",
             "ixgbevf",
             "8021q",
+            "macvlan",
             "cls_u32",
             "sch_ingress",
             "act_mirred",

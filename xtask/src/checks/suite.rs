@@ -21,8 +21,15 @@ use crate::progress::{note, seconds};
 /// Time that a test may take. The harness has shorter limits; this one applies if the harness hangs as well.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
 /// The variables that set the repetitions of endurance tests. With one of them, a test may take [`LONG_LIMIT`].
-const ROUNDS: [&str; 6] =
-    ["CH_MEMORY_ROUNDS", "CH_MIGRATIONS", "CH_SWITCH_CYCLES", "CH_UNMAPS", "CH_VFIO_BOOTS", "CH_VFIO_ROUNDS"];
+const ROUNDS: [&str; 7] = [
+    "CH_MEMORY_ROUNDS",
+    "CH_MIGRATIONS",
+    "CH_SWITCH_CYCLES",
+    "CH_UNMAPS",
+    "CH_VFIO_BOOTS",
+    "CH_VFIO_ROUNDS",
+    "CH_X550_CYCLES",
+];
 /// Time that a test may take in a longer run.
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
 /// Time that a test may take in a machine whose clock counts instructions, which is slower.
