@@ -8,7 +8,7 @@ use crate::error::{Context, Error, Result};
 use crate::fetch::apt::output;
 use crate::lab::cpio::Cpio;
 use crate::lab::programs;
-use crate::lab::{FIRST_LEVEL_KERNEL, GUEST_KERNELS, Lab, has_iommu_driver, is_generic};
+use crate::lab::{FIRST_LEVEL_KERNEL, GENERIC_KERNEL, GUEST_KERNELS, Lab, has_iommu_driver, is_generic};
 
 const GUEST_INIT: &str = include_str!("../init/guest.sh");
 const DISK_ROOT_INIT: &str = include_str!("../init/disk-root.sh");
@@ -106,7 +106,7 @@ impl Lab {
     /// Fetches and builds all that guests, tests and a shell in the lab can use. If all exists, this needs no network
     /// and takes a moment.
     pub(crate) fn prepare_everything(&self) -> Result<()> {
-        GUEST_KERNELS.iter().try_for_each(|kernel| self.prepare(kernel))?;
+        GUEST_KERNELS.iter().chain([&GENERIC_KERNEL]).try_for_each(|kernel| self.prepare(kernel))?;
         self.image(Image::FirstLevel, FIRST_LEVEL_KERNEL)?;
         programs::of_systemd(self)?;
         self.peers().map(drop)
