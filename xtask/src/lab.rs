@@ -2,6 +2,7 @@
 //!
 //! Each part is fetched or built when its path is first requested, so a command only prepares what it uses.
 
+pub(crate) mod cni;
 pub(crate) mod cpio;
 pub(crate) mod gpt;
 pub(crate) mod hypervisor_fw;

@@ -82,6 +82,11 @@ pub fn initramfs(kernel: Kernel, userland: Userland) -> PathBuf {
     existing(folder().join("images").join(format!("guest-{}{suffix}.cpio", kernel.version())))
 }
 
+/// An archive of CNI plugins and their tools, which a guest can read from a disk.
+pub fn cni_programs() -> PathBuf {
+    existing(folder().join("cni/programs.tar"))
+}
+
 /// UEFI firmware for `--firmware`.
 pub fn firmware() -> PathBuf {
     existing(folder().join("firmware/usr/share/cloudhv-efi-x86-64/CLOUDHV.fd"))

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::fetch::apt::output;
-use crate::lab::{BACKPORTS, FIRST_LEVEL_KERNEL, GENERIC_BACKPORTS, GENERIC_KERNEL, GENERIC_KERNEL_6_1, Lab};
+use crate::lab::{BACKPORTS, FIRST_LEVEL_KERNEL, GENERIC_BACKPORTS, GENERIC_KERNEL, GENERIC_KERNEL_6_1, Lab, cni};
 use crate::machine::iommufd;
 use crate::machine::lab_kind::{LabKind, Worker};
 use crate::machine::nested::{Clock, FAST_KERNEL, Lost, Machine, Nics};
@@ -48,6 +48,8 @@ const TIMER_TESTS: &str = "timers";
 const GENERIC_TESTS: &str = "generic";
 /// Prefix of the files of tests with an emulated X550, whose guests run Debian's generic kernels as well.
 const X550_TESTS: &str = "x550";
+/// The test file whose guests run CNI plugins, which are built from modules of Go.
+const CNI_TESTS: &str = "x550_cni";
 /// Prefix of the files of tests that pass devices of the first-level machine through to guests.
 const VFIO_TESTS: &str = "vfio";
 /// The VFIO test file that needs a kernel with iommufd.
@@ -190,6 +192,9 @@ impl Suite<'_> {
         }
         let kernels: BTreeSet<_> = queue.lock().iter().flat_map(|test| test.kernels(self.all)).collect();
         kernels.into_iter().try_for_each(|kernel| self.lab.prepare(kernel))?;
+        if queue.lock().iter().any(|test| test.file == CNI_TESTS) {
+            cni::prepare(self.lab, self.workspace)?;
+        }
         let workers = self.place.workers().min(total);
         note("test", format!("{total} integration tests, {}", self.description(workers)));
         if queue.lock().iter().any(|test| test.machine() == Machine::IOMMUFD) {

@@ -1,6 +1,8 @@
 //! Guests with an X550 whose VFs are on, which move to another VMM or continue from a snapshot; and VFs behind the
 //! virtual IOMMU.
 
+#![expect(clippy::panic, reason = "a test fails by panicking, also in its helpers")]
+
 use std::time::Duration;
 
 use integration::{

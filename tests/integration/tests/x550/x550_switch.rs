@@ -1,5 +1,7 @@
 //! The switch of an X550 in a guest: its modes, groups, promiscuous VFs, VLANs and large frames.
 
+#![expect(clippy::panic, clippy::expect_used, reason = "a test fails by panicking, also in its helpers")]
+
 use std::net::UdpSocket;
 use std::time::Duration;
 
