@@ -2,6 +2,7 @@
 //!
 //! Each part is fetched or built when its path is first requested, so a command only prepares what it uses.
 
+pub(crate) mod cni;
 pub(crate) mod cpio;
 pub(crate) mod gpt;
 pub(crate) mod hypervisor_fw;
@@ -76,12 +77,40 @@ const FIRST_LEVEL: &[&str] = &["kvm-amd", "tun", "9pnet_virtio", "9p", "vhost_ne
 /// The modules of guests with an igb or a VF of one, in addition to virtio NICs.
 const IGB: &[&str] = &["igb", "igbvf", "virtio_pci", "virtio_net"];
 
+/// Modules that guests with a generic kernel load only for a test that needs them: those of an X550 and its VFs, of
+/// rules for frames that it may carry out, and of functions that programs drive.
+macro_rules! generic_extra {
+    ($($more:expr),*) => {
+        &[
+            "ixgbe",
+            "ixgbevf",
+            "8021q",
+            "macvlan",
+            "cls_u32",
+            "sch_ingress",
+            "act_mirred",
+            "act_gact",
+            "virtio_blk",
+            "vfio-pci",
+            "vfio_iommu_type1",
+            "8139cp",
+            $($more),*
+        ]
+    };
+}
+
+const GENERIC_EXTRA_6_1: &[&str] = generic_extra![];
+/// As [`GENERIC_EXTRA_6_1`], with the driver of the virtual IOMMU.
+const GENERIC_EXTRA: &[&str] = generic_extra![IOMMU_DRIVER];
+/// The driver of the virtual IOMMU.
+const IOMMU_DRIVER: &str = "virtio_iommu";
+
 /// The modules of container networks without VFs.
 const CONTAINERS: &[&str] = &["veth", "bridge", "vxlan", "nft_chain_nat", "nft_masq"];
 
 /// The kernels of guests, and that of the first-level machine. The latter is Debian's generic kernel, because only that
 /// has 9p, through which the machine mounts the checkout.
-const KERNELS: [Kernel; 6] = [
+const KERNELS: [Kernel; 7] = [
     Kernel {
         name: "6.1",
         meta: "linux-image-cloud-amd64",
@@ -103,7 +132,7 @@ const KERNELS: [Kernel; 6] = [
     Kernel {
         name: BACKPORTS,
         meta: "linux-image-cloud-amd64",
-        series: "~bpo",
+        series: BACKPORTS_SERIES,
         packages: &["linux-base-", "linux-binary-", "linux-modules-"],
         modules: &["virtio_pci", "virtio_net"],
         extra: GUEST_EXTRA_IOMMU,
@@ -119,23 +148,33 @@ const KERNELS: [Kernel; 6] = [
         extra: &["vhost_vsock", "vfio-pci", "vfio_iommu_type1", "virtio_net", "igb", "loop"],
         containers: &["vxlan", "bridge", "veth"],
     },
-    // For `cargo xtask bench switch --qemu`, and for tests of VFIO: Debian's cloud kernel has no drivers for such NICs.
+    // For `cargo xtask bench switch --qemu`, and for tests of VFIO and of the X550: Debian's cloud kernel has no drivers
+    // for such NICs.
     Kernel {
-        name: IGB_KERNEL,
+        name: GENERIC_KERNEL,
         meta: "linux-image-amd64",
         series: "6.12.",
         packages: &[KERNEL],
         modules: IGB,
-        extra: &["virtio_iommu", "8139cp"],
+        extra: GENERIC_EXTRA,
         containers: &[],
     },
     Kernel {
-        name: IGB_KERNEL_6_1,
+        name: GENERIC_KERNEL_6_1,
         meta: "linux-image-amd64",
         series: "6.1.",
         packages: &[KERNEL],
         modules: IGB,
-        extra: &[],
+        extra: GENERIC_EXTRA_6_1,
+        containers: &[],
+    },
+    Kernel {
+        name: GENERIC_BACKPORTS,
+        meta: "linux-image-amd64",
+        series: BACKPORTS_SERIES,
+        packages: &["linux-base-", "linux-binary-", "linux-modules-"],
+        modules: IGB,
+        extra: GENERIC_EXTRA,
         containers: &[],
     },
 ];
@@ -162,15 +201,19 @@ const PEERS: [&str; 9] =
 
 /// The kernel of the first-level machine.
 pub(crate) const FIRST_LEVEL_KERNEL: &str = "first-level";
-/// The kernel of guests with an igb.
-pub(crate) const IGB_KERNEL: &str = "igb";
-/// The kernel of guests with an igb, from the older release.
-pub(crate) const IGB_KERNEL_6_1: &str = "igb-6.1";
+/// Debian's generic kernel, for guests with an Intel NIC.
+pub(crate) const GENERIC_KERNEL: &str = "generic";
+/// The generic kernel of the older release.
+pub(crate) const GENERIC_KERNEL_6_1: &str = "generic-6.1";
+/// The generic kernel of Debian's backports, for tests of such guests with [`BACKPORTS`] in their names.
+pub(crate) const GENERIC_BACKPORTS: &str = "generic-backports";
 /// The kernels of guests, by the version in their names.
 pub(crate) const GUEST_KERNELS: [&str; 2] = ["6.1", "6.12"];
 
 /// The newest kernel of Debian's backports, which is fetched for tests with this in their names.
 pub(crate) const BACKPORTS: &str = "backports";
+/// A part of the versions of packages from backports.
+const BACKPORTS_SERIES: &str = "~bpo";
 
 /// The folder `target/lab`.
 pub(crate) struct Lab {
@@ -285,8 +328,8 @@ impl Lab {
             return Ok(());
         }
         let mut backports = None;
-        let apt = match kernel.name {
-            BACKPORTS => backports.insert(Apt::with_backports(&self.folder.join("apt-backports"))?),
+        let apt = match kernel.series {
+            BACKPORTS_SERIES => backports.insert(Apt::with_backports(&self.folder.join("apt-backports"))?),
             _ => self.apt(&mut apt)?,
         };
         let (package, version) = apt.resolve(kernel.meta, kernel.series)?;
@@ -403,7 +446,12 @@ impl Lab {
 
 /// True if the lab has the driver of the virtual IOMMU for this kernel.
 pub(crate) fn has_iommu_driver(kernel: &str) -> bool {
-    KERNELS.iter().any(|known| known.name == kernel && known.extra == GUEST_EXTRA_IOMMU)
+    KERNELS.iter().any(|known| known.name == kernel && known.extra.contains(&IOMMU_DRIVER))
+}
+
+/// True if this is Debian's generic kernel, for guests.
+pub(crate) fn is_generic(kernel: &str) -> bool {
+    [GENERIC_KERNEL, GENERIC_KERNEL_6_1, GENERIC_BACKPORTS].contains(&kernel)
 }
 
 /// Writes modules into a new folder, under names that sort in load order.

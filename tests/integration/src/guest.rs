@@ -9,6 +9,7 @@ pub(crate) mod silence;
 pub(crate) mod sriov;
 pub(crate) mod tenant;
 pub(crate) mod vfio;
+pub(crate) mod x550;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -154,6 +155,12 @@ impl GuestSpec {
     /// Installs the modules and DPDK's testpmd in the guest, whose kernel must have a driver for the IOMMU.
     pub fn with_dpdk(mut self) -> GuestSpec {
         self.userland = Userland::Dpdk;
+        self
+    }
+
+    /// Installs the modules and programs that configure NICs in the guest, whose kernel must be a generic one.
+    pub fn with_nic_tools(mut self) -> GuestSpec {
+        self.userland = Userland::NicTools;
         self
     }
 

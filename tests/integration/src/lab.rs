@@ -13,11 +13,13 @@ pub enum Kernel {
     V6_12,
     /// The newest kernel of Debian 13's backports. Tests with it have `backports` in their names.
     Backports,
-    /// Debian 13's generic kernel, with the drivers of igb and its VFs. Tests with it are those of VFIO, or have
-    /// `generic` in their names.
-    Igb,
+    /// Debian 13's generic kernel, with the drivers of Intel's NICs and their VFs. Tests with it are those of VFIO, of
+    /// the X550, or have `generic` in their names.
+    Generic,
     /// Debian 12's generic kernel, for the longer tests.
-    Igb6_1,
+    Generic6_1,
+    /// The newest generic kernel of Debian 13's backports. Tests of the X550 with it have `backports` in their names.
+    GenericBackports,
 }
 
 /// The form of the kernel image.
@@ -41,6 +43,8 @@ pub enum Userland {
     Modules,
     /// The modules, and DPDK's testpmd.
     Dpdk,
+    /// The modules, and programs that configure NICs: `ip`, `tc` and `bridge` of iproute2, and `ethtool`.
+    NicTools,
 }
 
 impl Kernel {
@@ -50,8 +54,9 @@ impl Kernel {
             Kernel::V6_1 => "6.1",
             Kernel::V6_12 => "6.12",
             Kernel::Backports => "backports",
-            Kernel::Igb => "igb",
-            Kernel::Igb6_1 => "igb-6.1",
+            Kernel::Generic => "generic",
+            Kernel::Generic6_1 => "generic-6.1",
+            Kernel::GenericBackports => "generic-backports",
         }
     }
 }
@@ -72,8 +77,14 @@ pub fn initramfs(kernel: Kernel, userland: Userland) -> PathBuf {
         Userland::Lspci => "-lspci",
         Userland::Modules => "-modules",
         Userland::Dpdk => "-dpdk",
+        Userland::NicTools => "-nic-tools",
     };
     existing(folder().join("images").join(format!("guest-{}{suffix}.cpio", kernel.version())))
+}
+
+/// An archive of CNI plugins and their tools, which a guest can read from a disk.
+pub fn cni_programs() -> PathBuf {
+    existing(folder().join("cni/programs.tar"))
 }
 
 /// UEFI firmware for `--firmware`.

@@ -31,6 +31,7 @@ pub use guest::silence::record_exits;
 pub use guest::sriov::{Pf, Vf, boot_with_vfs, predicted_vf_address, spec_with_vfs, vf_mac, vf_taps};
 pub use guest::tenant::{Tenant, reachability};
 pub use guest::vfio::GuestTestpmd;
+pub use guest::x550::{BRIDGE, ETHTOOL, IP, TC, X550};
 pub use guest::{Guest, GuestSpec};
 pub use host::bridge::{Bridge, VlanBridge};
 pub use host::mode::DeviceMode;
@@ -38,8 +39,8 @@ pub use host::nic::{HostNic, loop_device, open_iommufd};
 pub use host::systemd::Systemd;
 pub use host::tap::{Counters, HostTap, Subnet, interface_exists};
 pub use lab::{
-    Image, Kernel, Userland, firmware, firmware_disk, hypervisor_fw, initramfs, kernel_file, read_into_memory,
-    vmm_binary,
+    Image, Kernel, Userland, cni_programs, firmware, firmware_disk, hypervisor_fw, initramfs, kernel_file,
+    read_into_memory, vmm_binary,
 };
 pub use measure::doorbell_exits::DoorbellExits;
 pub use measure::kvm_statistics::KvmExits;
@@ -58,6 +59,7 @@ pub use traffic::hybrid_socket::{call, exchange};
 pub use traffic::pings::Pings;
 pub use traffic::probes::{Answers, Probes};
 pub use traffic::stream::Stream;
+pub use traffic::tags::Tags;
 pub use traffic::transactions::transactions;
 pub use traffic::vm_socket::{VmListener, connect_to_host, end_writing};
 pub use vmm::api::{Answer, Api};

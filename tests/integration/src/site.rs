@@ -56,6 +56,13 @@ impl Plan {
         self.with(guest)
     }
 
+    /// Boots the guest that `spec` makes for the name of the PF's tap there.
+    pub fn boot_over(self, spec: impl FnOnce(&str) -> GuestSpec) -> Site {
+        let spec = spec(self.pf.name());
+        let guest = Guest::boot(spec.arguments(&["--no-shutdown", "--api-socket", &self.api.argument()]));
+        self.with(guest)
+    }
+
     /// Starts a VMM without a guest there, with further `arguments`.
     pub fn wait(self, arguments: &[&str]) -> Site {
         let guest = wait(&self.api, arguments);

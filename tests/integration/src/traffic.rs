@@ -7,6 +7,7 @@ pub(crate) mod hybrid_socket;
 pub(crate) mod pings;
 pub(crate) mod probes;
 pub(crate) mod stream;
+pub(crate) mod tags;
 pub(crate) mod transactions;
 pub(crate) mod transfer;
 pub(crate) mod vm_socket;

@@ -1,6 +1,6 @@
 //! The integration tests. Each test is a process of its own; workers take tests from one queue.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::fetch::apt::output;
-use crate::lab::{BACKPORTS, FIRST_LEVEL_KERNEL, IGB_KERNEL, IGB_KERNEL_6_1, Lab};
+use crate::lab::{BACKPORTS, FIRST_LEVEL_KERNEL, GENERIC_BACKPORTS, GENERIC_KERNEL, GENERIC_KERNEL_6_1, Lab, cni};
 use crate::machine::iommufd;
 use crate::machine::lab_kind::{LabKind, Worker};
 use crate::machine::nested::{Clock, FAST_KERNEL, Lost, Machine, Nics};
@@ -21,8 +21,15 @@ use crate::progress::{note, seconds};
 /// Time that a test may take. The harness has shorter limits; this one applies if the harness hangs as well.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
 /// The variables that set the repetitions of endurance tests. With one of them, a test may take [`LONG_LIMIT`].
-const ROUNDS: [&str; 6] =
-    ["CH_MEMORY_ROUNDS", "CH_MIGRATIONS", "CH_SWITCH_CYCLES", "CH_UNMAPS", "CH_VFIO_BOOTS", "CH_VFIO_ROUNDS"];
+const ROUNDS: [&str; 7] = [
+    "CH_MEMORY_ROUNDS",
+    "CH_MIGRATIONS",
+    "CH_SWITCH_CYCLES",
+    "CH_UNMAPS",
+    "CH_VFIO_BOOTS",
+    "CH_VFIO_ROUNDS",
+    "CH_X550_CYCLES",
+];
 /// Time that a test may take in a longer run.
 const LONG_LIMIT: Duration = Duration::from_secs(3600);
 /// Time that a test may take in a machine whose clock counts instructions, which is slower.
@@ -39,6 +46,10 @@ const FIRMWARE_TESTS: &str = "firmware";
 const TIMER_TESTS: &str = "timers";
 /// Part of the names of tests that boot Debian's generic kernel, which has drivers that the cloud kernel lacks.
 const GENERIC_TESTS: &str = "generic";
+/// Prefix of the files of tests with an emulated X550, whose guests run Debian's generic kernels as well.
+const X550_TESTS: &str = "x550";
+/// The test file whose guests run CNI plugins, which are built from modules of Go.
+const CNI_TESTS: &str = "x550_cni";
 /// Prefix of the files of tests that pass devices of the first-level machine through to guests.
 const VFIO_TESTS: &str = "vfio";
 /// The VFIO test file that needs a kernel with iommufd.
@@ -122,6 +133,19 @@ impl Test {
         }
     }
 
+    /// The kernels of its guests that only some tests need. With `all`, tests of generic kernels boot two.
+    fn kernels(&self, all: bool) -> Vec<&'static str> {
+        let is_x550 = self.file.starts_with(X550_TESTS);
+        let is_generic = is_x550 || self.name.contains(GENERIC_TESTS) || self.machine().nics == Nics::Vfio;
+        match self.name.contains(BACKPORTS) {
+            true if is_x550 => vec![GENERIC_BACKPORTS],
+            true => vec![BACKPORTS],
+            false if is_generic && all => vec![GENERIC_KERNEL, GENERIC_KERNEL_6_1],
+            false if is_generic => vec![GENERIC_KERNEL],
+            false => Vec::new(),
+        }
+    }
+
     /// True if the test runs in an emulated machine even if guests run on this one: what it does concerns a whole
     /// machine.
     fn is_always_nested(&self) -> bool {
@@ -166,11 +190,10 @@ impl Suite<'_> {
             let hint = if self.all { "" } else { "; --all adds the longer tests" };
             return Err(Error::new(format!("no integration test has {:?} in its name{hint}", self.filter)));
         }
-        if queue.lock().iter().any(|test| test.name.contains(BACKPORTS)) {
-            self.lab.prepare(BACKPORTS)?;
-        }
-        if queue.lock().iter().any(|test| test.name.contains(GENERIC_TESTS)) {
-            self.lab.prepare(IGB_KERNEL)?;
+        let kernels: BTreeSet<_> = queue.lock().iter().flat_map(|test| test.kernels(self.all)).collect();
+        kernels.into_iter().try_for_each(|kernel| self.lab.prepare(kernel))?;
+        if queue.lock().iter().any(|test| test.file == CNI_TESTS) {
+            cni::prepare(self.lab, self.workspace)?;
         }
         let workers = self.place.workers().min(total);
         note("test", format!("{total} integration tests, {}", self.description(workers)));
@@ -179,10 +202,6 @@ impl Suite<'_> {
         }
         if queue.lock().iter().any(|test| test.machine().nics == Nics::Vfio) {
             self.lab.kernel(FIRST_LEVEL_KERNEL, VFIO_MODULES)?;
-            self.lab.prepare(IGB_KERNEL)?;
-            if self.all {
-                self.lab.prepare(IGB_KERNEL_6_1)?;
-            }
             newer_qemu::fetch(self.lab)?;
         }
         let (sender, reports) = channel();
@@ -382,6 +401,10 @@ mod tests {
         assert!(of_binary("timers::a_clock").machine() == Machine::plain(Clock::Instructions));
         assert!(of_binary("systemd::a_unit").is_always_nested() && !of_binary("nic::a_nic").is_always_nested());
         assert_eq!(of_binary("vfio_hypervisor_fw::a").limit(), of_binary("hypervisor_fw::a").limit());
+        let kernels = |full: &str| of_binary(full).kernels(false);
+        assert_eq!(kernels("x550_vfs::a_vf::case_2_backports"), [GENERIC_BACKPORTS]);
+        assert_eq!((kernels("x550_vfs::a_vf"), kernels("vfio::a_nic")), (vec![GENERIC_KERNEL], vec![GENERIC_KERNEL]));
+        assert_eq!((kernels("sriov::a::backports"), kernels("sriov::a")), (vec![BACKPORTS], vec![]));
         assert!(Test::new("a_test", String::new(), Path::new("/t/nics-1")).is_err());
     }
 

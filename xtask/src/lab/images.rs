@@ -8,7 +8,7 @@ use crate::error::{Context, Error, Result};
 use crate::fetch::apt::output;
 use crate::lab::cpio::Cpio;
 use crate::lab::programs;
-use crate::lab::{FIRST_LEVEL_KERNEL, GUEST_KERNELS, Lab, has_iommu_driver};
+use crate::lab::{FIRST_LEVEL_KERNEL, GENERIC_KERNEL, GUEST_KERNELS, Lab, has_iommu_driver, is_generic};
 
 const GUEST_INIT: &str = include_str!("../init/guest.sh");
 const DISK_ROOT_INIT: &str = include_str!("../init/disk-root.sh");
@@ -45,6 +45,8 @@ pub(crate) enum Image {
     GuestWithDisks,
     /// Of a guest, with modules that tests load and DPDK's testpmd.
     GuestWithDpdk,
+    /// Of a guest, with modules that tests load, and programs that configure NICs.
+    GuestWithNicTools,
     /// Of a guest that continues from its disk.
     DiskRoot,
     /// Of a first-level machine.
@@ -52,10 +54,12 @@ pub(crate) enum Image {
 }
 
 impl Image {
-    /// Images of guests, which the tests choose from. DPDK is useless without an IOMMU.
-    pub(crate) fn of_guests(has_iommu_driver: bool) -> impl Iterator<Item = Image> {
+    /// Images of guests with `kernel`, which the tests choose from. DPDK is useless without an IOMMU, and the drivers
+    /// of the cloud kernels do not use what the tools set.
+    pub(crate) fn of_guests(kernel: &str) -> impl Iterator<Item = Image> {
         let all = [Image::Guest, Image::GuestWithLspci, Image::GuestWithModules, Image::DiskRoot];
-        all.into_iter().chain(has_iommu_driver.then_some(Image::GuestWithDpdk))
+        let with_dpdk = has_iommu_driver(kernel).then_some(Image::GuestWithDpdk);
+        all.into_iter().chain(with_dpdk).chain(is_generic(kernel).then_some(Image::GuestWithNicTools))
     }
 
     /// The name of its file for `kernel`, which the tests use as well.
@@ -66,6 +70,7 @@ impl Image {
             Image::GuestWithModules => format!("guest-{kernel}-modules.cpio"),
             Image::GuestWithDisks => format!("guest-{kernel}-disks.cpio"),
             Image::GuestWithDpdk => format!("guest-{kernel}-dpdk.cpio"),
+            Image::GuestWithNicTools => format!("guest-{kernel}-nic-tools.cpio"),
             Image::DiskRoot => format!("disk-root-{kernel}.cpio"),
             Image::FirstLevel => format!("{kernel}.cpio"),
         }
@@ -86,7 +91,11 @@ impl Image {
             Image::GuestWithDisks => add_modules(lab, kernel, &mut archive, |module| module == DISK_DRIVER)?,
             Image::GuestWithDpdk => {
                 add_modules(lab, kernel, &mut archive, |_| true)?;
-                add_dpdk(lab, &mut archive)?;
+                add_programs(&programs::of_dpdk(lab)?, &mut archive)?;
+            }
+            Image::GuestWithNicTools => {
+                add_modules(lab, kernel, &mut archive, |_| true)?;
+                add_programs(&programs::of_nics(lab)?, &mut archive)?;
             }
         }
         write_if_changed(path, &archive.finish()?)
@@ -97,7 +106,7 @@ impl Lab {
     /// Fetches and builds all that guests, tests and a shell in the lab can use. If all exists, this needs no network
     /// and takes a moment.
     pub(crate) fn prepare_everything(&self) -> Result<()> {
-        GUEST_KERNELS.iter().try_for_each(|kernel| self.prepare(kernel))?;
+        GUEST_KERNELS.iter().chain([&GENERIC_KERNEL]).try_for_each(|kernel| self.prepare(kernel))?;
         self.image(Image::FirstLevel, FIRST_LEVEL_KERNEL)?;
         programs::of_systemd(self)?;
         self.peers().map(drop)
@@ -106,7 +115,7 @@ impl Lab {
     /// Fetches a guest's kernel, and builds all that guests with it can use.
     pub(crate) fn prepare(&self, kernel: &str) -> Result<()> {
         self.kernel(kernel, "vmlinux")?;
-        Image::of_guests(has_iommu_driver(kernel)).try_for_each(|image| self.image(image, kernel).map(drop))
+        Image::of_guests(kernel).try_for_each(|image| self.image(image, kernel).map(drop))
     }
 
     /// An initramfs. Writes it if it is missing or out of date.
@@ -160,23 +169,25 @@ fn add_modules(lab: &Lab, kernel: &str, archive: &mut Cpio, is_wanted: impl Fn(&
     Ok(())
 }
 
-/// Adds testpmd, and its libraries and drivers in the loader's folders.
-fn add_dpdk(lab: &Lab, archive: &mut Cpio) -> Result<()> {
+/// Adds the programs in `folder`, and the libraries of its subfolder `lib` in the loader's folders.
+fn add_programs(folder: &Path, archive: &mut Cpio) -> Result<()> {
     for folder in ["lib", "lib64", "usr", "usr/bin"] {
         archive.directory(folder)?;
     }
-    let folder = programs::of_dpdk(lab)?;
-    let mut add = |target: &str, path: &Path| -> Result<()> {
-        archive.file(target, 0o755, &fs::read(path).context(path.display())?)
-    };
-    add("usr/bin/dpdk-testpmd", &folder.join("dpdk-testpmd"))?;
     let libraries = folder.join("lib");
-    add("lib64/ld-linux-x86-64.so.2", &libraries.join("ld-linux-x86-64.so.2"))?;
-    let mut files: Vec<_> =
-        fs::read_dir(&libraries).context(libraries.display())?.flatten().map(|entry| entry.path()).collect();
-    files.sort();
-    for file in files {
-        add(&format!("lib/{}", file.file_name().unwrap_or_default().to_string_lossy()), &file)?;
+    for (source, target) in [(folder, "usr/bin"), (&libraries, "lib")] {
+        let mut files: Vec<_> = fs::read_dir(source)
+            .context(source.display())?
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| path.is_file() && !path.ends_with(programs::RECORD))
+            .collect();
+        files.sort();
+        for file in files {
+            let name = file.file_name().unwrap_or_default().to_string_lossy();
+            let target = if name == programs::LOADER { "lib64" } else { target };
+            archive.file(&format!("{target}/{name}"), 0o755, &fs::read(&file).context(file.display())?)?;
+        }
     }
     Ok(())
 }

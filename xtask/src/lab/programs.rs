@@ -9,10 +9,12 @@ use crate::error::{Context, Error, Result};
 use crate::fetch::apt::{self, Apt, output};
 use crate::lab::Lab;
 
+/// The name of the file that records the versions of a folder's programs.
+pub(crate) const RECORD: &str = "package";
 /// The dynamic loader. No program lists it as a library.
 pub(crate) const LOADER: &str = "ld-linux-x86-64.so.2";
-/// Libraries that DPDK loads by name, on request: the driver of virtio NICs, and pools of packets.
-const DPDK_DRIVERS: [&str; 2] = ["librte_net_virtio.so.25", "librte_mempool_ring.so.25"];
+/// Libraries that DPDK loads by name, on request: the drivers of virtio NICs and of the X550, and pools of packets.
+const DPDK_DRIVERS: [&str; 3] = ["librte_net_virtio.so.25", "librte_net_ixgbe.so.25", "librte_mempool_ring.so.25"];
 
 /// The folder of `ip` and `nft`, which configure container networks in a guest. Their libraries are in `lib`. Fetches
 /// them if missing.
@@ -33,27 +35,37 @@ pub(crate) fn of_containers(lab: &Lab) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The name of the folder in the lab with systemd.
-const SYSTEMD: &str = "systemd";
+/// The folder of programs with which a guest configures a NIC and its VFs: those of iproute2, and `ethtool`. Their
+/// libraries are in `lib`. Fetches them if missing.
+pub(crate) fn of_nics(lab: &Lab) -> Result<PathBuf> {
+    let programs = ["usr/bin/ip", "usr/sbin/tc", "usr/sbin/bridge", "usr/sbin/ethtool"];
+    from_packages(lab, "nic-tools", &["iproute2", "ethtool"], &programs)
+}
 
 /// Fetches systemd for a root in a first-level machine, if missing: its manager, the program that starts services, and
 /// `systemctl`. Their libraries are in `lib`. No unit of Debian is there.
 pub(crate) fn of_systemd(lab: &Lab) -> Result<()> {
-    let folder = lab.folder().join(SYSTEMD);
-    let (record, unpacked) = (folder.join("package"), lab.folder().join("systemd.unpacked"));
+    let programs = ["usr/lib/systemd/systemd", "usr/lib/systemd/systemd-executor", "usr/bin/systemctl"];
+    from_packages(lab, "systemd", &["systemd"], &programs).map(drop)
+}
+
+/// The folder `name` of the lab with these programs of packages, and their libraries in `lib`. Fetches them if missing.
+fn from_packages(lab: &Lab, name: &str, packages: &[&str], programs: &[&str]) -> Result<PathBuf> {
+    let folder = lab.folder().join(name);
+    let (record, unpacked) = (folder.join(RECORD), lab.folder().join(format!("{name}.unpacked")));
     if record.exists() {
-        return Ok(());
+        return Ok(folder);
     }
     let _ = fs::remove_dir_all(&unpacked);
     let mut apt = Apt::with_backports(&lab.folder().join("apt-backports"))?;
-    let packages = apt.with_libraries(&["systemd", "zlib1g"], apt::RELEASE_6_12)?;
-    let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
-    let names = apt.unpack("systemd and its libraries", &packages, &unpacked)?;
-    let programs = ["usr/lib/systemd/systemd", "usr/lib/systemd/systemd-executor", "usr/bin/systemctl"];
-    collect(&unpacked, &programs, &folder)?;
-    fs::write(&record, names).context("recording the versions of systemd")?;
+    let wanted = apt.with_libraries(&[packages, &["zlib1g"]].concat(), apt::RELEASE_6_12)?;
+    let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
+    let what = format!("{} and their libraries", packages.join(", "));
+    let names = apt.unpack(&what, &wanted, &unpacked)?;
+    collect(&unpacked, programs, &folder)?;
+    fs::write(&record, names).context("recording the versions of the programs")?;
     let _ = fs::remove_dir_all(&unpacked);
-    Ok(())
+    Ok(folder)
 }
 
 /// The folder of DPDK's testpmd with the driver of virtio NICs, for a guest. Their libraries are in `lib`. Fetches them
@@ -61,8 +73,9 @@ pub(crate) fn of_systemd(lab: &Lab) -> Result<()> {
 pub(crate) fn of_dpdk(lab: &Lab) -> Result<PathBuf> {
     let (peers, folder) = (lab.peers()?, lab.folder().join("dpdk"));
     let packages = peers.join("package");
-    let (record, versions) = (folder.join("package"), fs::read(&packages).context(packages.display())?);
-    if fs::read(&record).is_ok_and(|have| have == versions) {
+    let versions = fs::read_to_string(&packages).context(packages.display())? + &DPDK_DRIVERS.join(" ");
+    let record = folder.join(RECORD);
+    if fs::read_to_string(&record).is_ok_and(|have| have == versions) {
         return Ok(folder);
     }
     collect_with_plugins(&peers, &["usr/bin/dpdk-testpmd"], &DPDK_DRIVERS, &folder)?;

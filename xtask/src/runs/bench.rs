@@ -13,7 +13,7 @@ use crate::fetch::apt;
 use crate::lab::cpio::Cpio;
 use crate::lab::images::Image;
 use crate::lab::programs;
-use crate::lab::{FIRST_LEVEL_KERNEL, IGB_KERNEL, Lab};
+use crate::lab::{FIRST_LEVEL_KERNEL, GENERIC_KERNEL, Lab};
 use crate::machine::nested::{Clock, FirstLevel, Machine};
 use crate::progress::note;
 
@@ -123,7 +123,7 @@ impl Backend {
 
     /// The kernel of its guests. Debian's cloud kernel has no driver for igb.
     fn kernel(self, qemu: bool) -> &'static str {
-        if self == Backend::Vfio || qemu && self == Backend::Switch { IGB_KERNEL } else { KERNEL }
+        if self == Backend::Vfio || qemu && self == Backend::Switch { GENERIC_KERNEL } else { KERNEL }
     }
 
     /// The first-level machine. The QEMU that has an igb cannot count instructions here.

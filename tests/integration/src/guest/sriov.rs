@@ -113,7 +113,7 @@ impl Pf {
         // One shell process for all VFs: 300 are listed in seconds even under emulation.
         let script = format!(
             "cd {} && for link in virtfn*; do [ -e $link ] || continue; target=$(readlink $link); \
-             net=; mac=; for path in $link/virtio*/net/*; do \
+             net=; mac=; for path in $link/virtio*/net/* $link/net/*; do \
              [ -e $path ] && net=${{path##*/}} && read -r mac < $path/address; done; \
              echo ${{link#virtfn}} ${{target##*/}} $net $mac; done",
             self.file("")
@@ -153,12 +153,17 @@ impl Vf {
 impl Guest {
     /// Binds `virtio-pci` to the function at `address`.
     pub fn bind(&mut self, address: &str) {
-        self.ok(&format!("echo {address} > /sys/bus/pci/drivers/virtio-pci/bind"));
+        self.bind_to("virtio-pci", address);
     }
 
-    /// Unbinds `virtio-pci` from the function at `address`.
+    /// Binds the driver `driver` to the function at `address`.
+    pub fn bind_to(&mut self, driver: &str, address: &str) {
+        self.ok_within(&format!("echo {address} > /sys/bus/pci/drivers/{driver}/bind"), NUMVFS_LIMIT);
+    }
+
+    /// Unbinds the function at `address` from its driver.
     pub fn unbind(&mut self, address: &str) {
-        self.ok_within(&format!("echo {address} > /sys/bus/pci/drivers/virtio-pci/unbind"), NUMVFS_LIMIT);
+        self.ok_within(&format!("echo {address} > /sys/bus/pci/devices/{address}/driver/unbind"), NUMVFS_LIMIT);
     }
 
     /// Gives `interface` its address in `subnet` and brings it up.

@@ -88,9 +88,9 @@ fn move_bar(guest: &mut Guest, address: &str, register: u64) {
 }
 
 #[rstest]
-#[case::linux_6_12(Kernel::Igb)]
+#[case::linux_6_12(Kernel::Generic)]
 #[ignore = "a longer test: a second kernel"]
-#[case::linux_6_1(Kernel::Igb6_1)]
+#[case::linux_6_1(Kernel::Generic6_1)]
 fn a_host_vf_works_after_flr_moved_bars_reboot_and_new_memory(#[case] kernel: Kernel) {
     let vfs = HostNic::igb_vfs();
     let api = Api::new("vfio-igb");
@@ -131,7 +131,7 @@ fn a_host_vf_works_after_flr_moved_bars_reboot_and_new_memory(#[case] kernel: Ke
 fn a_host_pf_hides_its_vfs_and_survives_suspend_in_a_guest() {
     let igb = HostNic::igb();
     let api = Api::new("vfio-pf");
-    let mut guest = guest(GuestSpec::new(Kernel::Igb).with_lspci(), &api, &igb.option(",id=nic"));
+    let mut guest = guest(GuestSpec::new(Kernel::Generic).with_lspci(), &api, &igb.option(",id=nic"));
     igb.join(&mut guest, "eth0");
     let wanted = ["82576", "Power Management", "MSI-X: Enable+", "Express", "Kernel driver in use: igb"];
     check_lspci(&mut guest, "eth0", &wanted);
@@ -173,7 +173,7 @@ fn host_vfs_added_and_removed_under_traffic_leak_nothing(#[case] rounds: usize) 
 fn come_and_go(rounds: usize) {
     let vfs = HostNic::igb_vfs();
     let (api, mut trace) = (Api::new("vfio-plug"), KvmTrace::start());
-    let mut guest = Guest::boot(spec_with_vfs(Kernel::Igb, 2).arguments(&["--api-socket", &api.argument()]));
+    let mut guest = Guest::boot(spec_with_vfs(Kernel::Generic, 2).arguments(&["--api-socket", &api.argument()]));
     let pf = Pf::find(&mut guest);
     pf.set_num_vfs(&mut guest, 2);
     let own = pf.vfs(&mut guest).remove(1);
@@ -210,7 +210,7 @@ fn come_and_go(rounds: usize) {
 fn a_host_vf_behind_the_guests_iommu_reaches_only_its_mappings() {
     let vfs = HostNic::igb_vfs();
     let api = Api::new("vfio-iommu");
-    let spec = GuestSpec::new(Kernel::Igb).with_modules().kernel_argument("iommu.strict=1");
+    let spec = GuestSpec::new(Kernel::Generic).with_modules().kernel_argument("iommu.strict=1");
     let mut guest = guest(spec, &api, &vfs[0].option(",id=nic,iommu=on"));
     let locked = |guest: &Guest| -> u64 {
         let line = guest.vmm().held().1;
@@ -247,7 +247,7 @@ fn a_standby_nic_takes_over_in_a_second_when_its_vf_is_removed() {
     let api = Api::new("vfio-standby");
     // Both lead to 10.2.0.1, which has the same MAC address on either path, so no ARP request is needed.
     let tap = "id=standby,tap=vfiosb,ip=10.2.0.1,mask=255.255.255.0,host_mac=52:55:0a:02:00:01";
-    let spec = GuestSpec::new(Kernel::Igb).net(&format!("{tap},mac={},standby=on", HostNic::vf_mac(0)));
+    let spec = GuestSpec::new(Kernel::Generic).net(&format!("{tap},mac={},standby=on", HostNic::vf_mac(0)));
     let mut guest = guest(spec, &api, &vfs[0].option(",id=vf"));
     let master = guest.ok(&format!("echo {FAILOVER}")).trim().to_string();
     let lower = |guest: &mut Guest, count: usize| {

@@ -36,7 +36,7 @@ fn use_nic(guest: &mut Guest, nic: &HostNic, bytes: usize) {
 fn a_host_vf_by_iommufd_carries_traffic_also_after_a_reboot() {
     let vfs = HostNic::igb_vfs();
     let api = Api::new("iommufd-path");
-    let spec = GuestSpec::new(Kernel::Igb).arguments(&["--device", &vfs[0].option(",id=nic")]);
+    let spec = GuestSpec::new(Kernel::Generic).arguments(&["--device", &vfs[0].option(",id=nic")]);
     let mut guest = guest(spec, &api, "iommufd=on");
     use_nic(&mut guest, &vfs[0], 1 << 20);
     assert!(guest.vmm().pinned() >= MEMORY, "{} KiB are pinned", guest.vmm().pinned());
@@ -53,7 +53,7 @@ fn a_vf_by_fd_behind_the_guests_iommu_reaches_only_its_mappings() {
     let (iommufd, file) = (open_iommufd(), vfs[0].open());
     let platform = format!("iommufd_fd={}", iommufd.as_raw_fd());
     let device = format!("fd={},id=nic,iommu=on", file.as_raw_fd());
-    let spec = GuestSpec::new(Kernel::Igb).with_modules().kernel_argument("iommu.strict=1");
+    let spec = GuestSpec::new(Kernel::Generic).with_modules().kernel_argument("iommu.strict=1");
     let spec = spec.inheriting(vec![iommufd, file]).arguments(&["--device", &device]);
     let mut guest = guest(spec, &api, &platform);
     let pinned = |guest: &Guest| guest.vmm().pinned();
@@ -94,7 +94,7 @@ fn come_and_go(rounds: usize) {
     let api = Api::new("iommufd-plug");
     let iommufd: OwnedFd = open_iommufd();
     let platform = format!("iommufd_fd={}", iommufd.as_raw_fd());
-    let mut guest = guest(GuestSpec::new(Kernel::Igb).inheriting(vec![iommufd]), &api, &platform);
+    let mut guest = guest(GuestSpec::new(Kernel::Generic).inheriting(vec![iommufd]), &api, &platform);
     let mut first = None;
     for round in 0..rounds {
         let nic = &vfs[round % 2];

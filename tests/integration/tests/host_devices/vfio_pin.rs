@@ -51,7 +51,7 @@ fn a_device_without_msi_interrupts_its_guest_by_a_pin(#[case] longer: bool) {
     let api = Api::new("vfio-pin");
     let option = |n: usize| nics[n].option(&format!(",id=nic{n},pci_device_id={}", SLOTS[n]));
     let arguments = ["--api-socket", &api.argument(), "--device", &option(0), &option(1)];
-    let mut guest = Guest::boot(GuestSpec::new(Kernel::Igb).with_modules().arguments(&arguments));
+    let mut guest = Guest::boot(GuestSpec::new(Kernel::Generic).with_modules().arguments(&arguments));
     let failures = |api: &Api| {
         let counters = api.get("vm.counters").body;
         ["nic0", "nic1"].map(|nic| counters[nic]["interrupt_failures"].as_u64().unwrap_or(u64::MAX))
@@ -100,7 +100,7 @@ fn a_device_without_msi_interrupts_its_guest_by_a_pin(#[case] longer: bool) {
 fn a_device_with_msix_uses_its_pin_when_the_guest_disables_msi() {
     let igb = HostNic::igb();
     let api = Api::new("vfio-nomsi");
-    let spec = GuestSpec::new(Kernel::Igb).kernel_argument("pci=nomsi");
+    let spec = GuestSpec::new(Kernel::Generic).kernel_argument("pci=nomsi");
     let arguments = ["--api-socket", &api.argument(), "--device", &igb.option(",id=nic")];
     let mut guest = Guest::boot(spec.arguments(&arguments));
     igb.join(&mut guest, "eth0");

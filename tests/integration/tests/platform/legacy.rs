@@ -19,7 +19,7 @@ fn spec(argument: &str) -> GuestSpec {
 #[test]
 fn generic_linux_without_acpi_has_all_vcpus_and_its_nic() {
     let tap = HostTap::persistent("legacy0");
-    let spec = GuestSpec::new(Kernel::Igb).cpus(2).net("tap=legacy0").kernel_argument("acpi=off");
+    let spec = GuestSpec::new(Kernel::Generic).cpus(2).net("tap=legacy0").kernel_argument("acpi=off");
     let mut guest = Guest::boot(spec);
     tap.join(SUBNET);
     assert_eq!(guest.ok("nproc"), "2");
