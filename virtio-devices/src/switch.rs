@@ -7,6 +7,7 @@
 
 mod account;
 mod control;
+mod flow_rules;
 mod forward;
 mod frame;
 mod handle;

@@ -95,6 +95,8 @@ counters! {
     SwChecksummed: frames = "sw_checksummed",
     /// Frames dropped by a switch because the receiver does not accept their offloads, and they cannot be converted.
     RxBadOffloads: frames = "rx_bad_offloads",
+    /// Frames dropped by a rule of the guest for received frames (`ethtool -N`, `tc`) on an emulated X550.
+    FlowDropped: frames = "flow_dropped",
     /// Copies of frames of other ports that a switch could not deliver.
     MirrorDropped: frames = "mirror_dropped",
     /// Times that a switch found an address of the function in use by another function.

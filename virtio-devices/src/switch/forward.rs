@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::flow_rules::FlowRules;
 use super::frame::Frame;
 use super::mailbox::Message;
 use super::port::OpenPort;
@@ -37,10 +38,12 @@ impl Forwarder {
     /// Fails if the source's ring is invalid.
     pub(crate) fn forward(&mut self, source: &mut impl Source, table: &Table) -> Result<End, BrokenRing> {
         let mut pending = None;
+        let core = Arc::clone(&self.core);
+        let rules = core.flow_rules();
         loop {
             let next = match pending.take() {
                 Some(frame) => Next::Frame(frame),
-                None => source.next(table)?,
+                None => next_of(source, table, rules.as_deref(), core.uplink_index())?,
             };
             let frame = match next {
                 Next::Frame(frame) => frame,
@@ -60,7 +63,7 @@ impl Forwarder {
                     let sent = self.send(&frame, source);
                     conclude(&frame, source, sent, 1);
                 }
-                Ok(Route::One(port)) => match self.run_to(port, frame, source, table)? {
+                Ok(Route::One(port)) => match self.run_to(port, frame, source, (table, rules.as_deref()))? {
                     Next::Frame(next) => pending = Some(next),
                     // If the receiver's port has closed, there may be frames for others.
                     Next::End(End::More) => {}
@@ -137,8 +140,9 @@ impl Forwarder {
         port: PortIndex,
         mut frame: Frame<'t>,
         source: &mut impl Source,
-        table: &'t Table,
+        (table, rules): (&'t Table, Option<&FlowRules>),
     ) -> Result<Next<'t>, BrokenRing> {
+        let uplink = self.core.uplink_index();
         let open = self.core.open_port(port);
         let worker = self.worker;
         let ran = open.and_then(|open| {
@@ -162,7 +166,7 @@ impl Forwarder {
                         }
                     }
                     source.done(&frame, 1);
-                    frame = match source.next(table)? {
+                    frame = match next_of(source, table, rules, uplink)? {
                         Next::Frame(next) if matches!(next.route, Ok(Route::One(to)) if to == port) => next,
                         other => return Ok(other),
                     };
@@ -222,6 +226,20 @@ impl Forwarder {
             }
         }
     }
+}
+
+/// The next frame of a source, after the rules of an X550's driver.
+fn next_of<'t>(
+    source: &mut impl Source,
+    table: &'t Table,
+    rules: Option<&FlowRules>,
+    uplink: PortIndex,
+) -> Result<Next<'t>, BrokenRing> {
+    let mut next = source.next(table)?;
+    if let (Next::Frame(frame), Some(rules)) = (&mut next, rules) {
+        rules.apply(frame, &source.body(), uplink);
+    }
+    Ok(next)
 }
 
 fn conclude(frame: &Frame<'_>, source: &mut impl Source, sent: Result<(), Counter>, receivers: usize) {

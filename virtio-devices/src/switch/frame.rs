@@ -3,6 +3,7 @@
 pub(super) mod body;
 pub(super) mod offload;
 
+use self::body::Body;
 use super::table::{PortIndex, Route};
 use crate::frames::net_protocol::header::{self, HEADER};
 use crate::frames::policy::{Head, NEW_HEAD, NewHead};
@@ -24,6 +25,8 @@ pub(crate) struct Frame<'t> {
     pub route: Result<Route<'t>, Counter>,
     /// The port that gets a copy.
     pub mirror: Option<PortIndex>,
+    /// The receive queue of its receiver, if a rule of a driver has chosen one.
+    pub queue: Option<usize>,
 }
 
 impl<'t> Frame<'t> {
@@ -39,7 +42,7 @@ impl<'t> Frame<'t> {
         let bytes = new.bytes();
         let front_len = bytes.len().min(NEW_HEAD);
         front[..front_len].copy_from_slice(&bytes[..front_len]);
-        Self { header, head, front, front_len, len, route, mirror: None }
+        Self { header, head, front, front_len, len, route, mirror: None, queue: None }
     }
 
     /// The number of packets that it becomes.
@@ -50,6 +53,17 @@ impl<'t> Frame<'t> {
     /// The first bytes.
     pub(crate) fn front(&self) -> &[u8] {
         &self.front[..self.front_len]
+    }
+
+    /// Copies the beginning of the frame to `head`. Returns what it has of it.
+    pub(crate) fn first_bytes<'h>(&self, body: &Body<'_, '_, '_>, head: &'h mut [u8]) -> &'h [u8] {
+        let len = self.len.min(head.len());
+        let front = self.front_len.min(len);
+        let head = head.get_mut(..len).unwrap_or_default();
+        let (known, rest) = head.split_at_mut(front);
+        known.copy_from_slice(self.front().get(..front).unwrap_or_default());
+        body.read(rest);
+        head
     }
 
     /// The number of bytes that follow the first.

@@ -105,7 +105,8 @@ impl OpenPort {
     /// queue stay in one queue, so that none overtakes another, unless the driver distributes them.
     pub(crate) fn queue_of(&self, flow: usize, frame: &Frame<'_>, body: &Body<'_, '_, '_>) -> usize {
         if let Some(steering) = &self.steering {
-            return steering.queue_of(frame, body).min(self.rx.len().saturating_sub(1));
+            let queue = frame.queue.unwrap_or_else(|| steering.queue_of(frame, body));
+            return queue.min(self.rx.len().saturating_sub(1));
         }
         let active = usize::from(self.nic.state.active_pairs()).clamp(1, self.rx.len().max(1));
         flow % active

@@ -33,13 +33,7 @@ impl Steering {
         if !rss.is_enabled() {
             return 0;
         }
-        let mut head = [0; HEADERS];
-        let front = frame.front().len().min(HEADERS);
-        let (known, rest) = head.split_at_mut(front);
-        known.copy_from_slice(frame.front().get(..front).unwrap_or_default());
-        let len = frame.rest().min(rest.len());
-        body.read(rest.get_mut(..len).unwrap_or_default());
-        rss.queue_of(head.get(..front + len).unwrap_or(&head)).queue.into()
+        rss.queue_of(frame.first_bytes(body, &mut [0; HEADERS])).queue.into()
     }
 
     /// The hash of a whole frame, and the hash's type for its descriptor; zeros if there is none.

@@ -9,6 +9,7 @@ use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::account::Account;
+use super::flow_rules::FlowRules;
 use super::mailbox::{Message, WorkerMailbox};
 use super::mode::SwitchMode;
 use super::port::OpenPort;
@@ -101,6 +102,8 @@ pub(crate) struct SwitchCore {
     memory: Mutex<Option<Memory>>,
     /// True while frames wait in their queues. Locked while frames are in progress.
     held: RwLock<bool>,
+    /// Rules of an X550's driver, while there are any.
+    flow_rules: ArcSwapOption<FlowRules>,
     /// Called before a table is built.
     refresh: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Set to end the workers.
@@ -139,6 +142,7 @@ impl SwitchCore {
             following: Mutex::default(),
             memory: Mutex::default(),
             held: RwLock::new(false),
+            flow_rules: ArcSwapOption::empty(),
             refresh: OnceLock::new(),
             end: AtomicBool::new(false),
         };
@@ -159,6 +163,16 @@ impl SwitchCore {
     /// Changes the forwarding mode, from the next table on.
     pub(crate) fn set_mode(&self, mode: SwitchMode) {
         self.is_vepa.store(mode == SwitchMode::Vepa, Ordering::Release);
+    }
+
+    /// The rules of an X550's driver, for a batch.
+    pub(crate) fn flow_rules(&self) -> Option<Arc<FlowRules>> {
+        self.flow_rules.load_full()
+    }
+
+    /// Replaces the rules of an X550's driver.
+    pub(crate) fn set_flow_rules(&self, rules: Option<FlowRules>) {
+        self.flow_rules.store(rules.map(Arc::new));
     }
 
     /// Calls `refresh` before each table is built, from now on: it updates the NICs of ports that do not announce their

@@ -169,8 +169,8 @@ impl<'b, R: SendRing> TxBatch<'b, R> {
         self.ring.completed()
     }
 
-    fn complete(&mut self) {
-        self.ring.complete();
+    fn complete(&mut self, dropped: Option<Counter>) {
+        self.ring.complete(dropped);
         *self.progress = Progress::default();
     }
 
@@ -248,7 +248,7 @@ impl<R: SendRing> Source for TxBatch<'_, R> {
         self.policy.transmit.take(frame.len, frame.packets());
         self.tally.count(Counter::TxFrames);
         self.tally.add(Counter::TxBytes, frame.len as u64);
-        self.complete();
+        self.complete(None);
     }
 
     fn mirrored(&mut self, frame: &Frame<'_>) {
@@ -261,7 +261,7 @@ impl<R: SendRing> Source for TxBatch<'_, R> {
         self.policy.transmit.take(0, 1);
         self.port.nic.policy.note(reason);
         self.tally.count(reason);
-        self.complete();
+        self.complete(Some(reason));
     }
 
     fn is_patient(&self) -> bool {

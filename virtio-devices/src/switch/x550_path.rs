@@ -17,6 +17,7 @@ use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use x550::{Direction, Doorbell, Mac, Nic, Place};
 
+use super::flow_rules::FlowRules;
 use super::handle::Threads;
 use super::port::OpenPort;
 use super::port_nic::PortNic;
@@ -191,7 +192,12 @@ impl X550Path {
         if !self.is_stale.swap(false, Ordering::AcqRel) {
             return;
         }
-        self.threads.core().set_mode(pool_rules::mode(&nic.lock().switching()));
+        let core = self.threads.core();
+        let registers = nic.lock();
+        let switching = registers.switching();
+        core.set_flow_rules(FlowRules::of(nic, &registers, pool_rules::first_queue_of_pf(&registers)));
+        drop(registers);
+        core.set_mode(pool_rules::mode(&switching));
         for port in &self.ports {
             // The lock is released in between: each pool takes some microseconds.
             let rules = PoolRules::of(&nic.lock(), port.place);

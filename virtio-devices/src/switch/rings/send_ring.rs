@@ -62,8 +62,8 @@ pub(crate) trait SendRing {
     /// Puts back the taken frame, which is the next again.
     fn put_back(&mut self);
 
-    /// Records that the taken frame is done.
-    fn complete(&mut self);
+    /// Records that the taken frame is done: sent, or dropped for the reason `dropped`.
+    fn complete(&mut self, dropped: Option<Counter>);
 
     /// The number of frames that are done.
     fn completed(&self) -> usize;

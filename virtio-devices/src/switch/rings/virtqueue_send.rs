@@ -197,7 +197,7 @@ impl SendRing for VirtqueueTx<'_, '_> {
         self.ring.put_back(1);
     }
 
-    fn complete(&mut self) {
+    fn complete(&mut self, _: Option<Counter>) {
         self.used.push(Used { head: self.current, len: 0 });
     }
 

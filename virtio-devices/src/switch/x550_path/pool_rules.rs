@@ -34,6 +34,11 @@ fn pool_of(switching: &Switching, place: Place) -> u16 {
     }
 }
 
+/// The first queue of the PF's pool.
+pub(super) fn first_queue_of_pf(nic: &Nic) -> u16 {
+    nic.pool(pool_of(&nic.switching(), Place::Pf)).queues.start
+}
+
 /// The distribution of a function's frames to its queues.
 pub(super) fn rss(nic: &Nic, place: Place) -> Rss {
     nic.rss(pool_of(&nic.switching(), place))

@@ -53,8 +53,11 @@ pub(crate) struct X550Tx<'b, 'm> {
     left: u32,
     /// The same at the beginning of the taken frame.
     first: (u32, u32),
+    /// Frames that are done, sent or not.
+    done_frames: usize,
     frames: u64,
     bytes: u64,
+    spoofed: u64,
 }
 
 /// The descriptors of a frame.
@@ -97,8 +100,10 @@ impl X550Send {
             next,
             left,
             first: (next, left),
+            done_frames: 0,
             frames: 0,
             bytes: 0,
+            spoofed: 0,
         })
     }
 }
@@ -208,15 +213,22 @@ impl SendRing for X550Tx<'_, '_> {
         self.done.truncate(self.done_before);
     }
 
-    fn complete(&mut self) {
-        self.frames += 1;
-        self.bytes += self.whole.len() as u64;
+    fn complete(&mut self, dropped: Option<Counter>) {
+        self.done_frames += 1;
+        match dropped {
+            None => {
+                self.frames += 1;
+                self.bytes += self.whole.len() as u64;
+            }
+            Some(Counter::TxSpoofedMac | Counter::TxBadVlan) => self.spoofed += 1,
+            Some(_) => {}
+        }
         // A frame that is put back later begins here.
         (self.first, self.done_before) = ((self.next, self.left), self.done.len());
     }
 
     fn completed(&self) -> usize {
-        usize::try_from(self.frames).unwrap_or(usize::MAX)
+        self.done_frames
     }
 
     fn finish(self, ended: Result<Ended, BrokenRing>, tally: &mut Tally) -> Result<End, BrokenRing> {
@@ -234,6 +246,7 @@ impl SendRing for X550Tx<'_, '_> {
             nic.advance_head(Direction::Transmit, self.number, self.queue.head, head);
             nic.count(Statistic::FramesSent, self.frames);
             nic.count(Statistic::BytesSent, self.bytes);
+            nic.count(Statistic::Spoofed, self.spoofed);
             if let (Place::Vf(index), _) = nic.owner(self.number) {
                 nic.count_vf(index, VfCounter::FramesSent, self.frames);
                 nic.count_vf(index, VfCounter::BytesSent, self.bytes);
