@@ -51,6 +51,11 @@ pub trait HostNic {
     /// Replaces the policy. Buckets whose limits stay are not refilled.
     fn set_policy(&mut self, policy: Policy, limits: RateLimits) -> Replaced;
 
+    /// The policy that the guest has set, if it governs the function. [`Self::set_policy`] has no effect then.
+    fn guest_policy(&self) -> Option<Policy> {
+        None
+    }
+
     /// True if the link is up.
     fn link_up(&self) -> bool;
 

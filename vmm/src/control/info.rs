@@ -10,6 +10,7 @@ use crate::api::info::{
     BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, PciBar, PolicyInfo, Resource, SriovInfo, StoppedBy,
     SwitchInfo, VfInfo, VfState, VmCounters, VmInfo,
 };
+use crate::config::net::policy;
 use crate::config::{BackendPlan, DeviceKind, MacAddress, NetPlan, NicPlan, SwitchMode};
 use crate::control::instance::Instance;
 use crate::devices::{Counted, Plugged};
@@ -206,6 +207,7 @@ fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, of: (Option<&NicPlan>, Po
         let status = device.function_status(Some(index))?;
         let stopped_by = stopped_by(device, Some(index)).filter(|_| status.exists);
         let port = device.host_nic(Some(index))?;
+        let policy = port.guest_policy().map_or(policy, |policy| policy::info_of_guest(&policy));
         Some(VfInfo {
             index: index.0,
             bdf: address.to_string(),

@@ -61,6 +61,10 @@ impl HostNic for HostEnd {
         Replaced::default()
     }
 
+    fn guest_policy(&self) -> Option<Policy> {
+        Some(self.port()?.carried.policy.load().policy.clone())
+    }
+
     fn link_up(&self) -> bool {
         self.path.threads.look_at_uplink();
         self.path.has_link() && self.port().is_some_and(|port| port.carried.state.link_up())

@@ -94,6 +94,19 @@ pub(crate) fn info_of(config: &NetConfig) -> PolicyInfo {
     }
 }
 
+/// The policy of a function that its guest governs.
+pub(crate) fn info_of_guest(policy: &Policy) -> PolicyInfo {
+    let Policy { address: _, port_vlan, trunk: _, spoof_check, trusted, storm: _, max_tx_rate } = policy;
+    PolicyInfo {
+        vlan: port_vlan.map_or(0, |vlan| vlan.id),
+        vlan_qos: port_vlan.map_or(0, |vlan| vlan.priority),
+        spoofchk: *spoof_check,
+        trust: *trusted,
+        max_tx_rate: max_tx_rate.map_or(0, NonZeroU32::get),
+        ..info_of(&NetConfig::default())
+    }
+}
+
 /// True if the function's link should be up when it is plugged in.
 pub(crate) fn link_up(config: &NetConfig) -> bool {
     config.policy.link != Some(LinkPolicy::Down)
