@@ -20,8 +20,8 @@ const OF_POOL: u64 = 1;
 struct NotYet;
 
 // To the lead: opening goes here. `plan.switch` is what `BackendOpener::switch` takes from `NetPlan::switch` (its ports
-// are the PF and `plan.total_vfs` VFs), and the device is attached to the virtual IOMMU as in `net::open`. `NotYet` and
-// the two tests that name its text (`model_is_planned` below, tests/cli) go with it.
+// are the PF and `plan.total_vfs` VFs), and the device is attached to the virtual IOMMU as in `net::open`. `NotYet`
+// goes, and with it the notes in docs/guide/x550.md, docs/reference/x550.md and CHANGELOG.md.
 pub(super) fn open(_: &X550Plan, site: &Site<'_>, _: &mut BackendOpener<'_>) -> Result<Opened, DeviceError> {
     Err(site.failed(ErrorKind::Unsupported, NotYet))
 }
