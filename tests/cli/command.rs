@@ -223,6 +223,37 @@ fn a_tap_name_longer_than_15_characters_is_refused() {
 }
 
 #[test]
+fn a_wrong_model_of_a_nic_is_refused_with_those_there_are() {
+    for wrong in ["x540", "igb", "X 550", "virtio-net"] {
+        assert_eq!(malformed("--net", &format!("model={wrong}")), format!("--net model={wrong}: give virtio or x550"));
+    }
+    let said = malformed("--net-vf", "pf=n,index=0,model=x550");
+    assert_eq!(said, "--net-vf model=x550: unknown key; --help lists those of --net-vf");
+    assert_eq!(
+        malformed("--net", "model=x550,sriov_vfs=-1"),
+        "--net sriov_vfs=-1: give a whole number from 0 to 32512"
+    );
+}
+
+#[test]
+fn an_x550_is_refused_what_its_guest_decides() {
+    assert_eq!(
+        wrong(&["--net", "model=x550,sriov_vfs=64"]),
+        "--net sriov_vfs=64: an X550 has at most 63 VFs; reserve fewer"
+    );
+    assert_eq!(
+        wrong(&["--net", "model=x550,tap=t,vlan=5"]),
+        "--net vlan=5: the guest owns the functions of an X550 and sets their policies; leave vlan out, and restrict \
+         the uplink's port on the host (docs/guide/x550.md)"
+    );
+    assert_eq!(
+        wrong(&["--net", "id=x,model=x550,sriov_vfs=4", "--net-vf", "pf=x,index=0,tap=t"]),
+        "--net-vf pf=x,index=0: the guest owns the VFs of an X550 and configures them (ip link set <PF> vf); leave \
+         this out, or give the NIC model=virtio"
+    );
+}
+
+#[test]
 fn more_vfs_than_buses_are_refused() {
     assert_eq!(
         wrong(&["--net", "sriov_vfs=32513"]),

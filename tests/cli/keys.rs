@@ -135,6 +135,7 @@ fn other(option: &str, key: &str) -> &'static str {
         (_, "pci_segments") => "[0]",
         (_, "device_id") => "n",
         (_, "mtu") => "1400",
+        (_, "model") => "x550",
         (_, "vlan" | "vlan_qos" | "storm" | "max_tx_rate" | "min_tx_rate" | "uplink_rate") => "7",
         (_, "vlan_proto") => "802.1ad",
         (_, "trunk") => "[5]",

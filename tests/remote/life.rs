@@ -50,6 +50,24 @@ fn a_vm_is_created_from_a_file() {
 }
 
 #[test]
+fn an_x550_is_added_and_its_vfs_are_left_to_the_guest() {
+    let vmm = Vmm::start(&[]);
+    vmm.done(&["create", "--kernel", "k"]);
+    vmm.done(&["add-net", "id=x,model=x550,tap=rmx1,sriov_vfs=63"]);
+    let config = &json_of(&vmm.done(&["info"]))["config"]["net"][0];
+    assert_eq!((&config["model"], &config["sriov_vfs"]), (&"x550".into(), &63.into()));
+    let said = vmm.refused(&["add-net", "id=y,model=x550,sriov_vfs=64"]);
+    assert!(said.contains("an X550 has at most 63 VFs; reserve fewer") && said.ends_with("(status 400)"), "{said}");
+    let said = vmm.refused(&["add-net", "id=y,model=x550,sriov_vfs=4", "--vf", "index=1,vlan=5"]);
+    assert!(said.contains("the guest owns the VFs of an X550"), "{said}");
+    let said = vmm.refused(&["set-vf", "x", "3", "--vlan", "5"]);
+    assert!(said.contains("pf=x,index=3: the guest owns the functions of an X550"), "{said}");
+    assert!(said.ends_with("(status 409)"), "{said}");
+    let said = vmm.misused(&["add-net", "model=x540"]);
+    assert_eq!(said, "ch-remote: --net model=x540: give virtio or x550");
+}
+
+#[test]
 fn a_refusal_by_the_vmm_is_shown_with_its_reasons() {
     let vmm = Vmm::start(&[]);
     let said = vmm.refused(&["boot"]);

@@ -58,6 +58,8 @@ mod tests {
         assert_eq!(shared(&[&a, &b, &c]), [expected(one, "b"), expected(one, "c")], "one line for each of both");
         let found = shared(&[&a, &format!("id=d,mac={derived}")]);
         assert_eq!(found, [expected(derived, "d")], "one that follows from a PF's");
+        let x550 = format!("id=d,model=x550,sriov_vfs=2,mac={derived}");
+        assert_eq!(shared(&[&a, &x550]), [expected(derived, "d")], "an X550's own");
         assert_eq!(
             found[0].warning(),
             format!("a and d both have the MAC address {derived}; on one network, packets for it reach either of them")

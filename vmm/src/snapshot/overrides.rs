@@ -276,6 +276,30 @@ mod tests {
     }
 
     #[test]
+    fn an_x550_takes_another_uplink_and_no_other_override() {
+        let planned = |keys: &str| {
+            let net = "id=x,model=x550,tap=old,sriov_vfs=4".parse().unwrap();
+            let mut config = VmConfig { net: vec![net], ..VmConfig::default() };
+            let restore = format!("source_url=/s,{keys}").parse().unwrap();
+            apply(&mut config, &restore, &[])?;
+            let mut planned = PlannedVm::new(config).map_err(|error| error.to_string())?;
+            allow_missing(&mut planned, &restore, &[])?;
+            Ok(planned.config().net[0].backend.tap.clone().unwrap())
+        };
+        assert_eq!(planned("backends=[x@tap=new],on_missing_backend=link-down"), Ok("new".to_string()));
+        for (keys, said) in [
+            ("backends=[x/0@tap=t]", "backends x/0: the saved VM has no such NIC or VF; config.json lists them"),
+            (
+                "backends=[x@link=down]",
+                "backends x@link=down: an X550's link follows its uplink; give it another tap (tap=), or leave it out",
+            ),
+        ] {
+            assert_eq!(planned(keys), Err::<String, _>(said.to_string()));
+        }
+        assert!(planned("backends=[x@socket=/s]").unwrap_err().contains("the uplink of an X550 is a tap"));
+    }
+
+    #[test]
     fn memory_zones_move_to_other_nodes_of_the_host() {
         let mut config = config();
         config.memory.zones =

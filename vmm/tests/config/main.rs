@@ -7,6 +7,7 @@ mod macs;
 mod nics;
 mod plan;
 mod text;
+mod x550;
 
 use vmm::config::{ConfigError, NetConfig, NetPlan, NetVf, VmConfig, VmPlan};
 

@@ -39,6 +39,38 @@ fn defaults_are_decided_once() {
 }
 
 #[test]
+fn a_change_of_an_x550_is_left_to_its_guest() {
+    let mut instance = instance(r#"{"net":[{"id":"x","model":"x550","tap":"up0","sriov_vfs":2},{"id":"v"}]}"#);
+    let before = instance.config().clone();
+    let what = "the guest owns the functions of an X550 and sets their policies (ip link set <PF> vf); restrict the \
+                NIC's uplink on the host (docs/guide/x550.md)";
+    for (change, subject) in [
+        (r#"{"pf":"x","index":1,"vlan":5}"#, "pf=x,index=1"),
+        (r#"{"pf":"x","index":"*","link":"down"}"#, "pf=x,index=*"),
+        (r#"{"pf":"x","index":0,"tap":"t"}"#, "pf=x,index=0"),
+        (r#"{"pf":"x","tap":"t"}"#, "pf=x"),
+    ] {
+        let refused = instance.set_vf(&serde_json::from_str::<SetVf>(change).unwrap(), Vec::new()).unwrap_err();
+        assert_eq!((refused.kind, refused.chain), (ErrorKind::Conflict, vec![format!("{subject}: {what}")]));
+    }
+    let other = instance.set_vf(&serde_json::from_str(r#"{"pf":"v","index":0,"vlan":5}"#).unwrap(), Vec::new());
+    assert!(!other.unwrap_err().chain.concat().contains("X550"));
+    assert_eq!(instance.config(), &before);
+}
+
+#[test]
+fn an_x550_is_added_as_planned_and_removed() {
+    let mut instance = instance(r#"{"net":[{"id":"a","tap":"a"}]}"#);
+    assert_eq!(instance.add(net("id=x,model=x550,tap=up0,sriov_vfs=63")).unwrap(), None);
+    assert!(instance.config().net[1].mac.is_some() && instance.planned.plan().devices.iter().any(|d| d.id == "x"));
+    let refused = instance.add(net("id=xv62")).unwrap_err().to_string();
+    assert!(refused.contains("VF 62 of x"), "{refused}");
+    assert!(instance.add(net("id=y,model=x550,tap=up0")).unwrap_err().to_string().contains("already in use by x"));
+    instance.remove_device("x").unwrap();
+    assert_eq!(ids(&instance), ["a"]);
+}
+
+#[test]
 fn pf_without_tap_gets_an_unused_name_after_another_is_removed() {
     let mut instance = instance(r#"{"net":[{"id":"a","sriov_vfs":1},{"id":"b","sriov_vfs":1}]}"#);
     instance.remove_device("a").unwrap();

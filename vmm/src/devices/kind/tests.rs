@@ -15,7 +15,7 @@ fn devices(folder: &Path) -> Vec<DevicePlan> {
             {"id": "t", "tap": "t"}, {"id": "k", "tap": "k", "vhost": true}, {"id": "f", "fds": [9]},
             {"id": "u", "vhost_user": true, "vhost_socket": text("peer")},
             {"id": "s", "vhost_user": true, "vhost_socket": text("server/nic"), "vhost_mode": "Server"},
-            {"id": "v", "vdpa": text("vdpa")},
+            {"id": "v", "vdpa": text("vdpa")}, {"id": "x", "model": "x550", "tap": "x", "sriov_vfs": 63},
         ],
         "pmem": [{"id": "p", "file": text("pmem")}, {"id": "q", "file": text("lost"), "discard_writes": true}],
         "fs": [{"id": "shared", "tag": "t", "socket": text("fs")}],
@@ -40,11 +40,11 @@ fn a_device_names_its_files_and_what_they_are_needed_for() {
     assert_eq!(all(&|rule| rule.access == READ), ["kept", "rng", "lost"]);
     assert_eq!(
         all(&|rule| rule.access == READ | WRITE),
-        ["disk", "/dev/net/tun", "/dev/net/tun", "/dev/vhost-net", "vdpa", "pmem"]
+        ["disk", "/dev/net/tun", "/dev/net/tun", "/dev/vhost-net", "vdpa", "/dev/net/tun", "pmem"]
     );
     let of_socket = |rule: &Rule| *rule == Rule::of_socket(rule.option.clone(), &rule.path.join("s"));
     assert_eq!(all(&of_socket), ["server", "vsock"]);
-    assert_eq!(rules.len(), 3 + 6 + 2);
+    assert_eq!(rules.len(), 3 + 7 + 2);
 }
 
 #[test]
@@ -66,6 +66,8 @@ fn each_device_is_counted_with_its_files_and_threads() {
         ("u", (16, 1)),
         ("s", (16, 1)),
         ("v", (16, 1)),
+        // Of a worker 2, of the uplink 3, and of each function its vectors and a doorbell.
+        ("x", (2 + 3 + 65 + 63 * 4, 1)),
         ("__rng", (4, 1)),
         ("shared", (14, 2)),
         ("p", (4, 1)),
