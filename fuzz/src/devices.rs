@@ -14,3 +14,4 @@ pub mod switch;
 pub mod vhost_user;
 pub mod viommu;
 pub mod vsock;
+pub mod x550;

@@ -50,6 +50,10 @@ pub const TARGETS: &[Target] = &[
     Target { name: "viommu", run: devices::viommu::run, seeds: devices::viommu::seeds },
     Target { name: "vm_config", run: vm::vm_config::run, seeds: vm::vm_config::seeds },
     Target { name: "vsock", run: devices::vsock::run, seeds: devices::vsock::seeds },
+    Target { name: "x550_descriptors", run: devices::x550::descriptors::run, seeds: devices::x550::descriptors::seeds },
+    Target { name: "x550_mailbox", run: devices::x550::mailbox::run, seeds: devices::x550::mailbox::seeds },
+    Target { name: "x550_registers", run: devices::x550::registers::run, seeds: devices::x550::registers::seeds },
+    Target { name: "x550_steering", run: devices::x550::steering::run, seeds: devices::x550::steering::seeds },
 ];
 
 #[cfg(test)]

@@ -78,7 +78,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// The fields of a frame, from its first bytes; 78 are enough. `None` if no rule can match it, because it is not
+    /// The fields of a frame, from its first bytes; 82 are enough. `None` if no rule can match it, because it is not
     /// IPv4 or ends within a header.
     pub fn of(frame: &[u8]) -> Option<Self> {
         let headers = Headers::of(frame)?;

@@ -122,7 +122,7 @@ mod tests {
                 assert_eq!(headers.addresses, Addresses::V4(&[10, 0, 0, 1, 10, 0, 0, 2]));
             }
         }
-        let mut packet = vec![0x60; 40];
+        let mut packet = [0x60; 40];
         packet[6] = 17;
         let bytes = frame(&[&IPV6], &[&packet[..], &[1, 2, 3, 4]].concat());
         let headers = Headers::of(&bytes).unwrap();
@@ -153,7 +153,7 @@ mod tests {
         for len in 0..tcp.len() {
             assert_eq!(Headers::of(&tcp[..len]), None, "{len}");
         }
-        let mut v6 = vec![0x60; 44];
+        let mut v6 = [0x60; 44];
         v6[6] = 6;
         for len in 0..44 {
             assert_eq!(Headers::of(&frame(&[&IPV6], &v6[..len])), None, "{len}");

@@ -1,5 +1,4 @@
 //! An X540, where it differs from an X550.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 

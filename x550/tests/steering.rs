@@ -50,7 +50,7 @@ fn write_key(nic: &mut Nic, place: Place, first: u64) {
 fn alone(model: Model, command: u32, queues: u32) -> Nic {
     let mut nic = Nic::with_model(model, MAC);
     write_key(&mut nic, PF, 0x5c80);
-    let entries = |n: u32| u32::from_le_bytes([0, 1, 2, 3].map(|m| u8::try_from((4 * n + m) % queues).unwrap()));
+    let entries = |n: u32| u32::from_le_bytes([0, 1, 2, 3].map(|m| ((4 * n + m) % queues).to_le_bytes()[0]));
     for n in 0..32 {
         write(&mut nic, PF, 0x5c00 + 4 * u64::from(n), entries(n));
     }
@@ -170,7 +170,7 @@ fn a_vf_of_an_x550_has_rss_of_its_own() {
     own(&mut nic, 2, FIELDS, 4);
     let frame = [ipv4(6, 0), ipv4(1, 0), ipv6(6)];
     let queues = |rss: Rss| frame.each_ref().map(|frame| rss.queue_of(frame).queue);
-    assert_eq!(queues(nic.rss(1)), [0x51cc_c178u32, 0x323e_8fc2, 0x4020_7d3d].map(|hash| (hash % 4) as u16));
+    assert_eq!(queues(nic.rss(1)), [0x51cc_c178u32, 0x323e_8fc2, 0x4020_7d3d].map(|hash| u16::from(hash.to_le_bytes()[0] & 3)));
     assert_eq!((queues(nic.rss(2)), queues(nic.rss(0))), ([0; 3], [0; 3]), "not enabled");
     assert!(nic.rss(1).is_enabled() && !nic.rss(2).is_enabled());
     let _ = nic.reset_vf(1);
