@@ -82,6 +82,9 @@ impl Owed {
     /// Adds effects whose interrupts were sent.
     pub(super) fn add(&self, effects: Effects) {
         let effects = Effects { vectors: Vec::new(), ..effects };
+        if effects.is_none() {
+            return;
+        }
         let mut left = self.left.lock();
         left.effects = std::mem::take(&mut left.effects).and(effects);
     }
