@@ -3,7 +3,8 @@
 //! This crate handles guest memory, file descriptors and virtqueues. It has no KVM, HTTP or ACPI.
 //!
 //! Each kind of device is a module, such as [`block`], [`net`] or [`vsock`], and so is a PF with its VFs
-//! ([`net_sriov`]). [`x550_sriov`] is a NIC without virtio. Smaller ones share a folder: [`memory_devices`] and [`time_devices`]. They are built on:
+//! ([`net_sriov`]). [`x550_sriov`] is a NIC without virtio. Smaller ones share a folder: [`memory_devices`] and
+//! [`time_devices`]. They are built on:
 //!
 //! | module | subject |
 //! |---|---|

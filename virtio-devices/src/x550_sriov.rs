@@ -45,6 +45,11 @@ use crate::{
     Status, StoppedBy,
 };
 
+/// MSI-X vectors of the PF.
+const PF_VECTORS: u16 = 64;
+/// MSI-X vectors of a VF.
+const VF_VECTORS: u16 = 3;
+
 /// An X550, as it is configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct X550Spec {
@@ -54,6 +59,14 @@ pub struct X550Spec {
     pub mac: [u8; 6],
     /// Number of reserved VFs, 0 to 63. With 0 there is no SR-IOV capability.
     pub total_vfs: u16,
+}
+
+impl X550Spec {
+    /// Files that the device has open besides those of its data path: an eventfd for each interrupt vector, also of VFs
+    /// that are not enabled.
+    pub fn open_files(&self) -> u64 {
+        u64::from(PF_VECTORS) + u64::from(VF_VECTORS) * u64::from(self.total_vfs)
+    }
 }
 
 /// Reason why an X550 cannot be made.
@@ -115,7 +128,7 @@ impl X550Sriov {
     /// # Errors
     ///
     /// Fails if the address or the number of VFs is impossible, `placement` is for another number, or the host has no
-    /// file descriptor left: it needs 64, and 3 for each VF.
+    /// file descriptor left, of which it needs [`X550Spec::open_files`].
     pub fn new(
         spec: X550Spec,
         placement: Placement,
@@ -135,10 +148,8 @@ impl X550Sriov {
         }
         let (mac, memory) = (Mac(mac), DmaSpace::from(memory.clone()));
         let (pf, vf) = (pf_shape(mac, placement), vf_config(PortType::default()));
-        let vectors = |shape: &ConfigShape| shape.msix.map_or(0, |msix| msix.vectors);
-        let mut counts = vec![vectors(&vf); usize::from(total_vfs) + 1];
-        counts.iter_mut().take(1).for_each(|count| *count = vectors(&pf));
-        let nic = X550Handle::new(id, mac, &counts, &memory).map_err(X550Error::Eventfd)?;
+        let vectors = std::iter::once(PF_VECTORS).chain((0..total_vfs).map(|_| VF_VECTORS));
+        let nic = X550Handle::new(id, mac, vectors, &memory).map_err(X550Error::Eventfd)?;
         let owed = Owed::new(nic, total_vfs);
         let pf = X550Function::new(Place::Pf, placement.rid, pf, &owed)?;
         let functions = match placement.vfs {
@@ -195,6 +206,7 @@ impl X550Sriov {
         let Taken { effects, drivers } = self.owed.take();
         let x550::Effects { vectors: _, queues, pools, moderation, doorbell, steering } = effects;
         let nic = self.nic();
+        // A queue that starts finds its pool.
         if pools || steering {
             self.path.pools_changed(nic);
         }

@@ -2,7 +2,8 @@
 //!
 //! A NIC has no register that says if a driver has it. The PF's driver reports itself in CTRL_EXT.DRV_LOAD. A VF's
 //! driver is up while one of the VF's receive queues is enabled: the exchange through the mailbox leaves nothing in
-//! registers. Transmit queues do not count, because the PF's driver flushes those of a VF by enabling them for a moment.
+//! registers. Transmit queues do not count, because the PF's driver flushes those of a VF by enabling them for a
+//! moment.
 
 use pci::ResetKind;
 use x550::spec::{self, QUEUE_ENABLE, QUEUE_LEN, receive, vf};

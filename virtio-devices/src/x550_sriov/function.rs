@@ -11,8 +11,8 @@ use crate::{DmaSpace, IommuAttachment, Message, Outcome};
 
 /// The PF or a VF.
 ///
-/// What an access changes in the NIC is collected in [`Owed`], and settled by the device when the access has reached
-/// all functions.
+/// Changes of the NIC by an access are collected in [`Owed`], and settled by the device when the access has reached all
+/// functions.
 pub struct X550Function {
     place: Place,
     rid: Rid,
@@ -33,7 +33,7 @@ impl X550Function {
         self.rid
     }
 
-    /// Its place in the NIC.
+    /// The place in the NIC.
     pub fn place(&self) -> Place {
         self.place
     }
@@ -46,7 +46,7 @@ impl X550Function {
         self.attachment = Some(attachment);
     }
 
-    /// Its vectors.
+    /// The vectors.
     pub(super) fn vectors(&self) -> Option<&Vectors> {
         self.owed.nic().vectors(self.place)
     }

@@ -51,13 +51,13 @@ impl X550Handle {
     /// # Errors
     ///
     /// Fails if the host has no file descriptor for a vector.
-    pub(super) fn new(id: String, mac: Mac, vectors: &[u16], memory: &DmaSpace) -> io::Result<Self> {
-        let part = |count: &u16| {
-            let vectors = Vectors::new(*count)?;
+    pub(super) fn new(id: String, mac: Mac, vectors: impl Iterator<Item = u16>, memory: &DmaSpace) -> io::Result<Self> {
+        let part = |count| {
+            let vectors = Vectors::new(count)?;
             let (is_master, is_held) = (AtomicBool::new(false), AtomicBool::new(false));
             Ok(Part { vectors, memory: Mutex::new(memory.clone()), is_master, is_held })
         };
-        let parts = vectors.iter().map(part).collect::<io::Result<_>>()?;
+        let parts = vectors.map(part).collect::<io::Result<_>>()?;
         Ok(Self(Arc::new(Inner { id, nic: Mutex::new(Nic::new(mac)), parts, is_paused: AtomicBool::new(false) })))
     }
 

@@ -9,8 +9,8 @@ use x550::{Effects, Nic, Place};
 use super::drivers::Drivers;
 use super::handle::X550Handle;
 
-/// The NIC, and what is left to do after accesses to it. Shared by the functions of a device; its lock is free
-/// whenever nobody accesses the device.
+/// The NIC, and what is left to do after accesses to it. Shared by the functions of a device, and used only with the
+/// device's lock held.
 #[derive(Debug, Clone)]
 pub(super) struct Owed {
     nic: X550Handle,
@@ -25,7 +25,7 @@ struct Left {
     drivers: Drivers,
 }
 
-/// What is left to do after an access.
+/// Work that is left after an access.
 #[derive(Debug)]
 pub(super) struct Taken {
     /// The effects on the NIC; interrupts were sent.
@@ -82,6 +82,9 @@ impl Owed {
     /// Adds effects whose interrupts were sent.
     pub(super) fn add(&self, effects: Effects) {
         let effects = Effects { vectors: Vec::new(), ..effects };
+        if effects.is_none() {
+            return;
+        }
         let mut left = self.left.lock();
         left.effects = std::mem::take(&mut left.effects).and(effects);
     }

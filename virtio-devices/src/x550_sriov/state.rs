@@ -1,7 +1,7 @@
 //! The saved state of an X550 and its VFs.
 //!
-//! Configuration spaces and pending bits are those of each function. The NIC's registers, which the functions share, are
-//! in the PF's. There is no virtio transport: its part of a function's state holds the pending vectors alone.
+//! Configuration spaces and pending bits are those of each function. The NIC's registers, which the functions share,
+//! are in the PF's. There is no virtio transport: its part of a function's state holds the pending vectors alone.
 
 use pci::{Device, Function, ResetKind, VfIndex};
 use x550::Owner;

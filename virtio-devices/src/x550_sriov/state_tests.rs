@@ -29,8 +29,11 @@ fn used() -> (Card, Arc<NoPath>) {
     (device, path)
 }
 
+/// Images of all functions, windows, messages without their eventfds, and the NIC.
+type Everything = (Vec<Vec<u32>>, Vec<Window>, Vec<(Rid, u64, u32)>, Nic);
+
 /// Everything that a guest can read of all functions, and what the device needs from its host.
-fn everything(device: &mut Card) -> (Vec<Vec<u32>>, Vec<Window>, Vec<(Rid, u64, u32)>, Nic) {
+fn everything(device: &mut Card) -> Everything {
     let mut windows = Vec::new();
     device.windows(&mut windows);
     let messages = messages(device, Reach::Device);

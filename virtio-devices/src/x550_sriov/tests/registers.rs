@@ -18,6 +18,19 @@ fn impossible_devices_are_refused() {
 }
 
 #[test]
+fn each_vector_of_msix_is_an_open_file() {
+    for total in [0, 1, 63] {
+        let (device, _) = device(total);
+        let vectors = device.functions.functions().map(|function| {
+            let msix = pci::Function::config(function).msix().map(|msix| u64::from(msix.vectors()));
+            assert_eq!(msix, function.vectors().map(|vectors| vectors.count().into()));
+            msix.unwrap()
+        });
+        assert_eq!(vectors.sum::<u64>(), spec(total).open_files(), "{total} VFs");
+    }
+}
+
+#[test]
 fn an_x550_without_vfs_has_no_sriov_capability() {
     let (mut device, _) = device(0);
     assert_eq!((read_config(&device, PF, 0), read_config(&device, PF, SRIOV)), (0x1563_8086, 0));

@@ -80,6 +80,7 @@ fn a_reset_of_the_pf_leaves_nothing_of_its_vfs() {
         assert_eq!((path.running(), device.join()), (vec![], 6));
         let mut expected = fresh();
         let _ = expected.set_link(true);
+        // The event of the link is not repeated.
         let expected = x550::NicState { other: [0; 4], ..expected.save() };
         assert_eq!(device.nic().lock().save(), expected, "{kind:?}");
         assert_eq!(read(&mut device, Place::Pf, 8) >> 10 & 0xff, 0);
