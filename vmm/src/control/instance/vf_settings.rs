@@ -90,8 +90,8 @@ impl Instance {
             return Ok(());
         }
         let index = index.map(|index| format!(",index={index}")).unwrap_or_default();
-        let what = "the guest owns the functions of an X550 and sets their policies (ip link set <PF> vf); restrict the \
-                    NIC's uplink on the host (docs/guide/x550.md)";
+        let what = "the guest owns the functions of an X550 and sets their policies (ip link set <PF> vf); restrict \
+                    the NIC's uplink on the host (docs/guide/x550.md)";
         Err(Failure::new(ErrorKind::Conflict, format!("pf={pf}{index}: {what}")))
     }
 
