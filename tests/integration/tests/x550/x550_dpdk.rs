@@ -1,7 +1,5 @@
 //! DPDK's drivers of an X550's VFs, in a guest with a virtual IOMMU.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
-
 use std::process::Command;
 
 use integration::{GuestTestpmd, Kernel, X550};
