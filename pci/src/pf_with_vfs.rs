@@ -136,6 +136,19 @@ impl<F: Function> PfWithVfs<F> {
         Ok(Self { rid, pf, vfs, removed: BTreeSet::new() })
     }
 
+    /// The function at `rid` alone, without VFs: a device that could have been a PF. Its configuration space must have
+    /// no SR-IOV capability, since there are no VFs that it could enable.
+    ///
+    /// # Errors
+    ///
+    /// [`PfError::Count`] if it has the capability.
+    pub fn without_vfs(rid: Rid, function: F) -> Result<Self, PfError> {
+        match function.config().sriov() {
+            Some(sriov) => Err(PfError::Count { vfs: 0, total_vfs: sriov.total_vfs() }),
+            None => Ok(Self { rid, pf: function, vfs: Vec::new(), removed: BTreeSet::new() }),
+        }
+    }
+
     /// The PF's routing ID.
     pub fn rid(&self) -> Rid {
         self.rid
@@ -222,7 +235,7 @@ impl<F: Function> PfWithVfs<F> {
         std::iter::once(&mut self.pf).chain(&mut self.vfs)
     }
 
-    /// The SR-IOV capability, which is always present.
+    /// The SR-IOV capability; `None` [without VFs](Self::without_vfs).
     pub fn sriov(&self) -> Option<&Sriov> {
         self.pf.config().sriov()
     }

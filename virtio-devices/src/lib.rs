@@ -3,7 +3,7 @@
 //! This crate handles guest memory, file descriptors and virtqueues. It has no KVM, HTTP or ACPI.
 //!
 //! Each kind of device is a module, such as [`block`], [`net`] or [`vsock`], and so is a PF with its VFs
-//! ([`net_sriov`]). Smaller ones share a folder: [`memory_devices`] and [`time_devices`]. They are built on:
+//! ([`net_sriov`]). [`x550_sriov`] is a NIC without virtio. Smaller ones share a folder: [`memory_devices`] and [`time_devices`]. They are built on:
 //!
 //! | module | subject |
 //! |---|---|
@@ -43,6 +43,7 @@ mod time_devices;
 mod transport;
 mod vhost_user_device;
 mod vsock;
+mod x550_sriov;
 
 pub use backend::{
     Ability, Absent, Attention, BackendChange, BackendKind, BackendObserver, Cancel, DOORBELL_PAGE, DoorbellPage,
@@ -102,7 +103,7 @@ pub use state::{
     HeldAddress, IommuState, MappingState, NicState, PositionState, QueueState, STATE_VERSION, StateError, ToldState,
     TransportState, VectorState, VfState, VfsState,
 };
-pub use switch::{MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec};
+pub use switch::{MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec, X550Ports};
 pub use time_devices::rtc::{Rtc, RtcCounter, RtcCounters, RtcSpec};
 pub use time_devices::watchdog::{Expiry, Watchdog, WatchdogCounter, WatchdogCounters};
 pub use transport::features::FeatureRequirement;
@@ -110,3 +111,4 @@ pub use transport::interrupt::{Interrupts, NO_VECTOR, NeedsResetObserver};
 pub use transport::{QueueError, Status};
 pub use vhost_user_device::{VhostUserDevice, VhostUserDeviceSpec, VhostUserKind};
 pub use vsock::{Vsock, VsockCounter, VsockCounters, VsockError, VsockSpec};
+pub use x550_sriov::{DataPath, X550Error, X550Function, X550Handle, X550Spec, X550Sriov};

@@ -383,9 +383,7 @@ impl VirtioDevice for Net {
         let state = match state {
             DeviceSpecific::PowerOn => &power_on,
             DeviceSpecific::Net(state) => state,
-            DeviceSpecific::Config(_) | DeviceSpecific::Iommu(_) | DeviceSpecific::Block(_) => {
-                return Err(StateError::Shape("kinds of device"));
-            }
+            _ => return Err(StateError::Shape("kinds of device")),
         };
         match started {
             Some(features) => saved::check(state, &power_on, features, self.pairs(features))?,

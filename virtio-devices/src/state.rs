@@ -59,6 +59,9 @@ pub enum StateError {
     /// The registers of configuration space cannot be restored.
     #[error(transparent)]
     Config(#[from] pci::RestoreError),
+    /// The registers of an X550 cannot be restored.
+    #[error(transparent)]
+    X550(#[from] x550::RestoreError),
     /// There is no file descriptor for an interrupt vector.
     #[error("an eventfd for interrupt vector {vector}: {error}")]
     Eventfd {
@@ -91,7 +94,7 @@ pub struct DeviceState {
     pub version: u16,
     /// The routing ID of the device's own function.
     pub rid: u16,
-    /// The device type (`virtio 1.4 §5`).
+    /// The device type (`virtio 1.4 §5`). Of another device, 0 or its PCI Device ID, which are no such types.
     pub device_type: u16,
     /// The device's own function, its PF.
     pub function: FunctionState,
@@ -144,7 +147,7 @@ pub struct FunctionState {
 const MAX_CONFIG: usize = 512;
 
 /// The properties of a device that its driver has read and keeps using.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ToldState {
     /// config_generation.
@@ -179,6 +182,24 @@ pub struct TransportState {
     pub isr: u8,
     /// The vectors that something was mapped to since the last reset, in ascending order.
     pub vectors: Vec<VectorState>,
+}
+
+impl TransportState {
+    /// The state of a function that is not virtio.
+    pub const fn unused() -> Self {
+        Self {
+            status: 0,
+            device_feature_select: 0,
+            driver_feature_select: 0,
+            driver_features: [0; 4],
+            // None (`VIRTIO_MSI_NO_VECTOR`).
+            config_vector: u16::MAX,
+            queue_select: 0,
+            queues: Vec::new(),
+            isr: 0,
+            vectors: Vec::new(),
+        }
+    }
 }
 
 /// The registers of a queue.
@@ -238,13 +259,16 @@ pub enum DeviceSpecific {
     Iommu(IommuState),
     /// A disk.
     Block(BlockState),
+    /// An X550, with what all of its functions share.
+    X550(Box<x550::NicState>),
 }
 
 impl DeviceSpecific {
     /// True if a device may have this state after a reset. A NIC checks its driver's commands in the state by itself.
     pub(crate) fn is_reset(&self) -> bool {
         match self {
-            Self::PowerOn | Self::Net(_) => true,
+            // An X550 is never behind a virtio transport.
+            Self::PowerOn | Self::Net(_) | Self::X550(_) => true,
             // The access of endpoints in no domain outlives a reset.
             Self::Iommu(state) => state.domains.is_empty(),
             // The limits of a disk outlive resets, too.

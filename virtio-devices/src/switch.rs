@@ -14,8 +14,10 @@ mod mailbox;
 mod mode;
 mod polling;
 mod port;
+mod port_nic;
 mod receiver;
 mod report;
+mod rings;
 mod rx_run;
 mod sender;
 mod shares;
@@ -30,6 +32,7 @@ mod uplink;
 mod uplink_rx;
 mod uplink_watch;
 mod worker;
+mod x550_path;
 
 #[cfg(test)]
 mod tests;
@@ -44,8 +47,10 @@ use crate::net::{NetCounters, PortHandle};
 use handle::{SwitchPort, Threads};
 pub use switch_core::PortSettings;
 use switch_core::SwitchCore;
+use x550_path::X550Path;
 
 pub use mode::SwitchMode;
+pub use x550_path::X550Ports;
 pub use spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
 
 /// A switch. Clones are the same switch. Its threads end when the last clone and the last port's NIC are dropped.
@@ -86,6 +91,12 @@ impl Switch {
     /// As [`Self::set_port`], for several at once.
     pub fn set_ports(&self, ports: impl IntoIterator<Item = (u16, PortSettings)>) -> Replaced {
         self.0.core().set_ports(ports)
+    }
+
+    /// The data path of an X550 with `total_vfs` VFs: port 0 is its PF's, and the others are those of its VFs. `mac` is
+    /// the PF's permanent address.
+    pub fn x550(&self, mac: [u8; 6], total_vfs: u16) -> Arc<X550Ports> {
+        Arc::new(X550Ports::new(X550Path::new(Arc::clone(&self.0), mac, total_vfs)))
     }
 
     /// The forwarding mode.

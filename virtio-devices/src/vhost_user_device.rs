@@ -230,9 +230,7 @@ impl VirtioDevice for VhostUserDevice {
                     return Err(StateError::Value("a disk's cache"));
                 }
             }
-            DeviceSpecific::Net(_) | DeviceSpecific::Iommu(_) | DeviceSpecific::Block(_) => {
-                return Err(StateError::Shape("kinds of device"));
-            }
+            _ => return Err(StateError::Shape("kinds of device")),
         }
         if started.is_some() {
             self.progress.set_touched();

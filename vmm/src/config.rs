@@ -45,5 +45,6 @@ pub use vm_api::config::{
 pub use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 pub use crate::config::net::backend::{BackendPlan, MissingBackend};
 pub use crate::config::net::switch::{SwitchPlan, UplinkPlan};
+pub use crate::config::net::x550::X550Plan;
 pub use crate::config::plan::{PlannedVm, VmPlan};
 pub use crate::config::sriov::{NetPlan, NicPlan};

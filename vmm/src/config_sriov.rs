@@ -14,6 +14,7 @@ use crate::config::net::policy;
 use crate::config::net::pool::Pool;
 use crate::config::net::switch::SwitchPlan;
 use crate::config::net::vf_ranges;
+use crate::config::net::x550::{self, X550Plan};
 use crate::config::rate;
 use crate::config::segments;
 use crate::config::subject::Subject;
@@ -34,6 +35,15 @@ pub struct NetPlan {
     pub vfs: Vec<NicPlan>,
     /// The switch that connects the PF with the VFs that are its ports.
     pub switch: Option<SwitchPlan>,
+}
+
+/// A NIC of any model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum AnyNic {
+    /// A virtio NIC, or a PF with its VFs.
+    Virtio(NetPlan),
+    /// An Intel X550.
+    X550(X550Plan),
 }
 
 /// Network function: a plain NIC, a PF or a VF.
@@ -80,6 +90,23 @@ impl NetPlan {
     }
 }
 
+impl AnyNic {
+    fn new(pool: &Pool<'_>, names: Names) -> Self {
+        if x550::is_x550(pool.pf) {
+            return Self::X550(X550Plan::new(pool.pf, names.pf.id, names.pf.mac));
+        }
+        Self::Virtio(NetPlan::new(pool, names))
+    }
+
+    /// The device's name in the VM: the user's, or one with its number.
+    pub(crate) fn id(&self) -> &str {
+        match self {
+            Self::Virtio(net) => net.id(),
+            Self::X550(x550) => &x550.id,
+        }
+    }
+}
+
 impl NicPlan {
     /// Takes over the state of a missing backend if this function has the same backend.
     pub(crate) fn keep_missing(&mut self, before: &Self) {
@@ -116,6 +143,7 @@ impl NicPlan {
 
 /// The configuration with settings for each VF in place of those for ranges of VFs; `None` if there are no ranges.
 pub(crate) fn expanded(config: &VmConfig) -> Result<Option<VmConfig>, ConfigError> {
+    x550::check_vfs(&config.net, &config.ids())?;
     if !vf_ranges::has_any(config) {
         return Ok(None);
     }
@@ -132,7 +160,7 @@ pub(crate) fn plan(
     ids: &Ids,
     vcpus: u32,
     segments: u16,
-) -> Result<Vec<NetPlan>, ConfigError> {
+) -> Result<Vec<AnyNic>, ConfigError> {
     // Checks that limit the number of functions come first: a client can ask for any number of PFs and VFs.
     check_segments(nets, segments)?;
     let on_vdpa = vdpas.iter().map(|vdpa| vdpa.pci_segment);
@@ -154,7 +182,7 @@ pub(crate) fn plan(
         pool.check(vcpus)?;
     }
     let names = Names::choose(&pools)?;
-    Ok(pools.iter().zip(names).map(|(pool, names)| NetPlan::new(pool, names)).collect())
+    Ok(pools.iter().zip(names).map(|(pool, names)| AnyNic::new(pool, names)).collect())
 }
 
 /// Checks settings that a vDPA device loses when it becomes a NIC.

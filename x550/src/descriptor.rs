@@ -15,7 +15,8 @@ pub enum Transmit {
 }
 
 /// Parameters of offloads, any values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Context {
     /// Number of the context, 0 to 7.
     pub index: u8,

@@ -1,6 +1,7 @@
 //! The NIC: an access, from its bytes to the register that it reaches, and resets.
 
 use crate::access;
+use crate::descriptor::Context;
 use crate::effects::{Direction, Effects, Place};
 use crate::host_interface::{HostInterface, Request};
 use crate::interrupts::{Interrupts, Routing, vector};
@@ -37,6 +38,8 @@ pub struct Nic {
     pub(crate) rates: [u32; 128],
     /// QDE of each receive queue, without the selector.
     pub(crate) drops: [u32; 128],
+    /// Contexts of each transmit queue.
+    pub(crate) contexts: Box<[[Context; 2]; 128]>,
 }
 
 /// True if a register at `offset` is one that pools are derived from.
@@ -92,6 +95,7 @@ impl Nic {
             in_reset: true,
             rates: [0; 128],
             drops: [0; 128],
+            contexts: Box::new([[Context::default(); 2]; 128]),
         }
     }
 
@@ -429,6 +433,38 @@ impl Nic {
     /// The value of a transmit queue, 0 to 127.
     pub fn transmit_queue(&self, queue: u16) -> TransmitQueue {
         TransmitQueue::of(&self.registers, queue)
+    }
+
+    /// Moves the head of a queue, 0 to 127, from `from` to `to`, as a data path does that used descriptors. Does
+    /// nothing if the queue has been disabled or moved in the meantime.
+    pub fn advance_head(&mut self, direction: Direction, queue: u16, from: u32, to: u32) {
+        let (enabled, head) = match direction {
+            Direction::Receive => {
+                let queue = self.receive_queue(queue);
+                (queue.enabled, queue.head)
+            }
+            Direction::Transmit => {
+                let queue = self.transmit_queue(queue);
+                (queue.enabled, queue.head)
+            }
+        };
+        if let (true, Ok(to)) = (enabled && head == from, u16::try_from(to)) {
+            self.set_head(direction, queue, to);
+        }
+    }
+
+    /// Stores a context of transmit queue `queue`, 0 to 127: a queue has two (`Transmit Contexts`).
+    pub fn set_context(&mut self, queue: u16, context: Context) {
+        if let Some(contexts) = self.contexts.get_mut(usize::from(queue)) {
+            let [first, second] = contexts;
+            *if context.index & 1 == 0 { first } else { second } = context;
+        }
+    }
+
+    /// The context of this number, of transmit queue `queue`. All zeros until its driver has sent one.
+    pub fn context(&self, queue: u16, index: u8) -> Context {
+        let [first, second] = self.contexts.get(usize::from(queue)).copied().unwrap_or_default();
+        if index & 1 == 0 { first } else { second }
     }
 
     /// Sets the head of a queue, 0 to 127, as a data path does that used descriptors.

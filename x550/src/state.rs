@@ -5,6 +5,7 @@
 //! a state that a guest could have made. What the configuration determines is not in it: the flash, the permanent
 //! address, and the number of VFs that exist.
 
+use crate::descriptor::Context;
 use crate::interrupts::Interrupts;
 use crate::mac::Mac;
 use crate::mailbox::Mailbox;
@@ -76,6 +77,8 @@ pub struct NicState {
     pub in_reset: bool,
     /// Queues that have a rate or a QDE: queue, RTTBCNRC, QDE.
     pub queues: Vec<(u16, u32, u32)>,
+    /// Contexts of transmit queues: the queue and the context, unless that is all zeros.
+    pub contexts: Vec<(u16, Context)>,
 }
 
 impl From<Vectors> for VectorsState {
@@ -105,6 +108,7 @@ impl Nic {
         let Interrupts { vectors, other, other_enabled, other_auto_clear, other_auto_mask } = self.interrupts;
         let used = self.firmware.buffer.iter().rposition(|dword| *dword != 0).map_or(0, |last| last + 1);
         let queues = (0..).zip(self.rates.iter().zip(&self.drops));
+        let contexts = (0..).zip(self.contexts.iter()).flat_map(|(queue, two)| two.map(|context| (queue, context)));
         NicState {
             version: VERSION,
             registers,
@@ -117,6 +121,7 @@ impl Nic {
             semaphore: self.semaphore,
             in_reset: self.in_reset,
             queues: queues.map(|(n, (rate, drop))| (n, *rate, *drop)).filter(|q| (q.1, q.2) != (0, 0)).collect(),
+            contexts: contexts.filter(|(_, context)| *context != Context::default()).collect(),
         }
     }
 
@@ -152,6 +157,13 @@ impl Nic {
             let slots = new.rates.get_mut(usize::from(*queue)).zip(new.drops.get_mut(usize::from(*queue)));
             let (to_rate, to_drop) = slots.ok_or(RestoreError::Value("queues"))?;
             (*to_rate, *to_drop) = (rate & 0x80ff_ffff, drop & 3);
+        }
+        for (queue, context) in &state.contexts {
+            let Context { index, mac_len, ip_len, l4_type, .. } = *context;
+            if index > 7 || mac_len > 127 || ip_len > 511 || l4_type > 3 {
+                return Err(RestoreError::Value("contexts"));
+            }
+            new.set_context(*queue, *context);
         }
         // All causes but those of queues, auto-clear of upper vectors, and the command bit of MSCA.
         let is_valid = state.other.iter().all(|bits| bits & 0x8000_ffff == 0)

@@ -151,9 +151,7 @@ impl VirtioDevice for IommuDevice {
                 Ok(())
             }
             DeviceSpecific::Iommu(state) => self.iommu.restore(state),
-            DeviceSpecific::Config(_) | DeviceSpecific::Net(_) | DeviceSpecific::Block(_) => {
-                Err(StateError::Shape("kinds of device"))
-            }
+            _ => Err(StateError::Shape("kinds of device")),
         }
     }
 }

@@ -139,9 +139,7 @@ impl VirtioDevice for Balloon {
                 let actual = config.as_slice().try_into().map_err(|_| StateError::Shape("configuration lengths"))?;
                 u32::from_le_bytes(actual)
             }
-            DeviceSpecific::Net(_) | DeviceSpecific::Iommu(_) | DeviceSpecific::Block(_) => {
-                return Err(StateError::Shape("kinds of device"));
-            }
+            _ => return Err(StateError::Shape("kinds of device")),
         };
         self.size.set_actual_pages(actual);
         Ok(())

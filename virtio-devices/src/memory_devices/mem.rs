@@ -136,9 +136,7 @@ impl VirtioDevice for Mem {
             }
             DeviceSpecific::Config(bits) if self.region.restore(bits) => Ok(()),
             DeviceSpecific::Config(_) => Err(StateError::Shape("numbers of memory blocks")),
-            DeviceSpecific::Net(_) | DeviceSpecific::Iommu(_) | DeviceSpecific::Block(_) => {
-                Err(StateError::Shape("kinds of device"))
-            }
+            _ => Err(StateError::Shape("kinds of device")),
         }
     }
 }

@@ -79,6 +79,12 @@ impl NetState {
         self.filter.load()
     }
 
+    /// Replaces the receive filter, whose address becomes the NIC's.
+    pub(crate) fn set_filter(&self, filter: Filter) {
+        self.mac.store(pack(filter.mac), Ordering::Relaxed);
+        self.filter.store(Arc::new(filter));
+    }
+
     /// Changes the receive filter. `change` may be called again when another thread changes it, too.
     pub(crate) fn change_filter(&self, change: impl Fn(&mut Filter)) {
         self.filter.rcu(|filter| {

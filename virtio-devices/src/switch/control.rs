@@ -3,10 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
-use super::sender::PortTx;
+use super::sender::{ControlQueue, PortTx};
 use crate::DmaView;
 use crate::frames::net_protocol::Offloads;
-use crate::net::{Commanded, Control, Pass, Shared, give_up};
+use crate::net::{Commanded, Control, Pass, give_up};
 use crate::queue::ring::BrokenRing;
 
 /// The most commands per turn. One with many addresses takes as long as hundreds of frames.
@@ -31,8 +31,9 @@ pub(crate) struct Served {
 }
 
 /// Executes the commands that the driver has made available, up to a number.
-pub(crate) fn serve(tx: &mut PortTx, shared: &Shared, memory: &DmaView) -> Served {
-    let Some(parked) = tx.control.take() else { return Served::default() };
+pub(crate) fn serve(tx: &mut PortTx, memory: &DmaView) -> Served {
+    let Some(queue) = tx.control.take() else { return Served::default() };
+    let ControlQueue { ring: parked, shared } = &queue;
     let before = Arc::clone(&shared.state.filter());
     let tally = &mut tx.tally;
     let served: Result<bool, BrokenRing> = (|| {
@@ -52,9 +53,10 @@ pub(crate) fn serve(tx: &mut PortTx, shared: &Shared, memory: &DmaView) -> Serve
         parked.park(control.into_ring());
         more
     })();
+    let filter_changed = !Arc::ptr_eq(&before, &shared.state.filter());
     match served {
-        Ok(_) => tx.control = Some(parked),
+        Ok(_) => tx.control = Some(queue),
         Err(BrokenRing) => give_up(&mut tx.tally, &shared.interrupts),
     }
-    Served { more: served.unwrap_or(false), filter_changed: !Arc::ptr_eq(&before, &shared.state.filter()) }
+    Served { more: served.unwrap_or(false), filter_changed }
 }

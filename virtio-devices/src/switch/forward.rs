@@ -183,7 +183,7 @@ impl Forwarder {
 
     /// Locks a receive queue for a run; `None` if it is closed.
     fn run<T>(&mut self, open: &Arc<OpenPort>, queue: usize, run: impl FnOnce(&mut RxRun<'_, '_>) -> T) -> Option<T> {
-        let memory = open.shared.memory.pass();
+        let memory = open.nic.memory.pass();
         let mut rx = open.rx(queue)?.lock();
         if rx.touch() {
             self.touched.push((Arc::clone(open), queue));
@@ -198,7 +198,7 @@ impl Forwarder {
             Err(BrokenRing) => (None, true),
         };
         if broken {
-            rx.give_up(&open.shared);
+            rx.give_up();
         }
         // The receiver pays for the cost that its sender is not charged for.
         let price = std::mem::take(&mut self.scratch.price);
@@ -216,9 +216,9 @@ impl Forwarder {
     /// Interrupts the drivers that got frames.
     pub(crate) fn signal(&mut self) {
         for (open, queue) in self.touched.drain(..) {
-            let memory = open.shared.memory.pass();
+            let memory = open.nic.memory.pass();
             if let Some(rx) = open.rx(queue) {
-                rx.lock().signal(&open.shared, &memory);
+                rx.lock().signal(&open.nic, &memory);
             }
         }
     }

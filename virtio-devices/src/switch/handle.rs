@@ -57,7 +57,7 @@ impl Threads {
     }
 
     /// Starts the threads that do not run yet.
-    fn start(&self) -> io::Result<()> {
+    pub(super) fn start(&self) -> io::Result<()> {
         if !self.threaded {
             return Ok(());
         }
@@ -133,7 +133,7 @@ impl Carrier for SwitchPort {
 
     fn open(&self, shared: &Arc<Shared>, queues: &[(u16, SharedQueue)]) -> io::Result<Worker> {
         let core = Arc::clone(&self.threads.core);
-        let port = Arc::new(OpenPort::new(self.index, shared, queues, core.account(self.index))?);
+        let port = Arc::new(OpenPort::of_virtio(self.index, shared, queues, core.account(self.index))?);
         self.threads.start()?;
         core.open(&port);
         let (kick, stop) = (Arc::clone(&port.kick), Arc::clone(&port.stop));

@@ -8,9 +8,11 @@ use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::account::Account;
-use super::receiver::PortRx;
+use super::port_nic::PortNic;
+use super::receiver::{PortRx, ReceiveRing};
+use super::rings::{VirtqueueReceive, VirtqueueSend};
 use super::rx_run::Receiver;
-use super::sender::PortTx;
+use super::sender::{ControlQueue, PortTx, SendQueue};
 use super::table::PortIndex;
 use crate::SharedQueue;
 use crate::net::Shared;
@@ -19,8 +21,8 @@ use crate::net::Shared;
 pub(crate) struct OpenPort {
     /// The port's number.
     pub index: PortIndex,
-    /// The parameters of its start.
-    pub shared: Arc<Shared>,
+    /// Its NIC.
+    pub nic: PortNic,
     /// The doorbell of all its queues.
     pub kick: Arc<EventFd>,
     /// Set to stop it.
@@ -38,34 +40,49 @@ pub(crate) struct OpenPort {
 }
 
 impl OpenPort {
-    /// A port with these queues.
+    /// A port of `nic` with these queues.
     ///
     /// # Errors
     ///
     /// Fails if the host has no eventfd left.
     pub(crate) fn new(
         index: PortIndex,
-        shared: &Arc<Shared>,
-        queues: &[(u16, SharedQueue)],
+        nic: PortNic,
+        receive: impl Iterator<Item = Option<ReceiveRing>>,
+        tx: PortTx,
         account: Arc<Account>,
     ) -> io::Result<Self> {
-        let (pairs, features) = (shared.pairs, shared.features);
-        let queue = |index| queues.iter().find(|(other, _)| *other == index);
-        let rx = (0..pairs).map(|pair| Mutex::new(PortRx::new(queue(2 * pair), features))).collect();
-        let transmit = (0..pairs).filter_map(|pair| queue(2 * pair + 1));
-        // The control queue follows the last pair that the driver uses (`virtio 1.4 §5.1.2`).
-        let tx = PortTx::new(transmit, queue(2 * pairs), features);
         Ok(Self {
             index,
-            shared: Arc::clone(shared),
+            nic,
             kick: Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?),
             stop: Arc::new(AtomicBool::new(false)),
-            rx,
+            rx: receive.map(|ring| Mutex::new(PortRx::new(ring))).collect(),
             tx: Mutex::new(tx),
             waiters: AtomicU64::new(0),
             account,
             heard: AtomicBool::new(false),
         })
+    }
+
+    /// A port with the virtqueues of a driver's start.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub(crate) fn of_virtio(
+        index: PortIndex,
+        shared: &Arc<Shared>,
+        queues: &[(u16, SharedQueue)],
+        account: Arc<Account>,
+    ) -> io::Result<Self> {
+        let queue = |index| queues.iter().find(|(other, _)| *other == index);
+        let receive = |pair| Some(ReceiveRing::Virtqueue(VirtqueueReceive::new(queue(2 * pair)?, shared)));
+        let send = |pair| Some(SendQueue::Virtqueue(VirtqueueSend::new(queue(2 * pair + 1)?, shared)));
+        // The control queue follows the last pair that the driver uses (`virtio 1.4 §5.1.2`).
+        let control = queue(2 * shared.pairs).map(|queue| ControlQueue::new(queue, shared));
+        let tx = PortTx::new((0..shared.pairs).filter_map(send), control);
+        Self::new(index, PortNic::of_virtio(shared), (0..shared.pairs).map(receive), tx, account)
     }
 
     /// True if the port must stop.
@@ -76,7 +93,7 @@ impl OpenPort {
     /// The number of the receive queue for the frames of `flow`, among those that the driver uses. Frames of one
     /// sender's queue stay in one queue, so that none overtakes another.
     pub(crate) fn queue_of(&self, flow: usize) -> usize {
-        let active = usize::from(self.shared.state.active_pairs()).clamp(1, self.rx.len().max(1));
+        let active = usize::from(self.nic.state.active_pairs()).clamp(1, self.rx.len().max(1));
         flow % active
     }
 
@@ -87,8 +104,8 @@ impl OpenPort {
 
     /// The parameters for a run of one of its receive queues.
     pub(crate) fn receiver(&self) -> Receiver<'_> {
-        let Self { shared, stop, waiters, account, .. } = self;
-        Receiver { shared, stop, waiters, waits: &account.waits, owes: account.debt.is_due() }
+        let Self { nic, stop, waiters, account, .. } = self;
+        Receiver { nic, stop, waiters, waits: &account.waits, owes: account.debt.is_due() }
     }
 
     /// Records that it received a frame for it alone.
@@ -106,7 +123,7 @@ impl OpenPort {
         if self.waiters.load(Ordering::SeqCst) == 0 {
             return 0;
         }
-        let memory = self.shared.memory.pass();
+        let memory = self.nic.memory.pass();
         let has_some = self.rx.iter().any(|rx| rx.lock().has_buffers(&memory));
         if has_some { self.waiters.swap(0, Ordering::SeqCst) } else { 0 }
     }
@@ -122,8 +139,8 @@ impl OpenPort {
     pub(crate) fn close(&self) {
         self.stop.store(true, Ordering::Release);
         for rx in &self.rx {
-            rx.lock().close(&self.shared);
+            rx.lock().close(&self.nic);
         }
-        self.tx.lock().close(&self.shared);
+        self.tx.lock().close(&self.nic);
     }
 }

@@ -1,19 +1,35 @@
 //! A port's receive queue, which senders fill. Each locks it for a run of frames, and leaves when it is stopped.
 
-use virtio_bindings::virtio_net::VIRTIO_NET_F_MRG_RXBUF;
-use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use super::frame::body::Body;
+use super::port_nic::PortNic;
+use super::rings::x550::{X550Receive, X550Room};
+use super::rings::{Lack, Supply, VirtqueueReceive, VirtqueueRoom};
+use super::rx_run::{Receiver, RxRun, RxScratch};
+use crate::DmaView;
+use crate::frames::net_protocol::header::HEADER;
+use crate::net::{Counter, Tally};
+use crate::queue::ring::BrokenRing;
 
-use super::rx_run::{Queue, Receiver, RxRun, RxScratch, Supply};
-use crate::net::{Counter, Shared, Tally, give_up};
-use crate::queue::ring::{BrokenRing, ParkedRing};
-use crate::transport::features::has;
-use crate::{DmaView, SharedQueue};
+/// The ring of a receive queue.
+pub(crate) enum ReceiveRing {
+    /// A virtqueue.
+    Virtqueue(VirtqueueReceive),
+    /// A ring of an X550.
+    X550(X550Receive),
+}
+
+/// The buffers of a receive queue that is locked for a run of frames.
+pub(crate) enum Room<'r, 'm> {
+    /// Those of a virtqueue.
+    Virtqueue(VirtqueueRoom<'r, 'm>),
+    /// Those of an X550's ring.
+    X550(X550Room<'r, 'm>),
+}
 
 /// A receive queue of a port.
 pub(crate) struct PortRx {
-    /// `None` once it was closed or given up.
-    ring: Option<ParkedRing>,
-    mergeable: bool,
+    /// `None` once it was closed or given up, or if the driver does not use it.
+    ring: Option<ReceiveRing>,
     /// The state of the driver's supply of buffers.
     supply: Supply,
     /// A sender will decide at the end of its batch if the driver needs an interrupt.
@@ -23,15 +39,8 @@ pub(crate) struct PortRx {
 
 impl PortRx {
     /// A queue that has received no frame yet.
-    pub(crate) fn new(queue: Option<&(u16, SharedQueue)>, features: u64) -> Self {
-        let event_idx = has(features, VIRTIO_RING_F_EVENT_IDX);
-        Self {
-            ring: queue.map(|(index, queue)| ParkedRing::new(*index, queue.clone(), event_idx)),
-            mergeable: has(features, VIRTIO_NET_F_MRG_RXBUF),
-            supply: Supply::default(),
-            touched: false,
-            tally: Tally::new(),
-        }
+    pub(crate) fn new(ring: Option<ReceiveRing>) -> Self {
+        Self { ring, supply: Supply::default(), touched: false, tally: Tally::new() }
     }
 
     /// Records that the caller will return to the queue. Returns true if no other sender has done so before.
@@ -50,47 +59,136 @@ impl PortRx {
         memory: &'m DmaView,
         scratch: &'r mut RxScratch,
     ) -> Result<Option<RxRun<'r, 'm>>, BrokenRing> {
-        let Self { ring, mergeable, supply, tally, touched: _ } = self;
-        let Some(parked) = ring.as_ref().filter(|_| !port.is_stopped()) else { return Ok(None) };
-        let queue = Queue { parked, mergeable: *mergeable, supply, tally };
-        RxRun::new(queue, port, memory, scratch).map(Some)
+        let Self { ring, supply, tally, touched: _ } = self;
+        let (virtqueue, whole, scratch) = scratch.parts();
+        let room = match ring.as_ref().filter(|_| !port.is_stopped()) {
+            None => return Ok(None),
+            Some(ReceiveRing::Virtqueue(queue)) => Room::Virtqueue(queue.room(memory, virtqueue)?),
+            Some(ReceiveRing::X550(queue)) => match queue.room(memory, whole) {
+                Some(room) => Room::X550(room),
+                None => return Ok(None),
+            },
+        };
+        Ok(Some(RxRun::new(room, (supply, tally), port, memory, scratch)))
     }
 
     /// Ends a batch: interrupts the driver if it needs that, and publishes the counts.
-    pub(crate) fn signal(&mut self, shared: &Shared, memory: &DmaView) {
+    pub(crate) fn signal(&mut self, nic: &PortNic, memory: &DmaView) {
         self.touched = false;
-        let wanted = self.ring.as_ref().map(|parked| {
-            let mut ring = parked.ring(memory)?;
-            let wanted = ring.wants_interrupt(memory)?;
-            parked.park(ring);
-            Ok((parked.index(), wanted))
-        });
-        match wanted {
-            Some(Ok((index, true))) => {
-                shared.interrupts.signal_queue(index);
-                self.tally.count(Counter::Interrupts);
-            }
-            Some(Err(BrokenRing)) => self.give_up(shared),
-            Some(Ok(_)) | None => {}
+        let signalled = match &self.ring {
+            Some(ReceiveRing::Virtqueue(queue)) => queue.signal(memory),
+            Some(ReceiveRing::X550(queue)) => Ok(queue.signal()),
+            None => Ok(false),
+        };
+        match signalled {
+            Ok(true) => self.tally.count(Counter::Interrupts),
+            Ok(false) => {}
+            Err(BrokenRing) => self.give_up(),
         }
-        self.tally.flush(&shared.counters);
+        self.tally.flush(&nic.counters);
     }
 
     /// True if the driver has provided buffers.
     pub(crate) fn has_buffers(&self, memory: &DmaView) -> bool {
-        self.ring.as_ref().is_none_or(|parked| parked.has_available(memory))
+        self.ring.as_ref().is_none_or(|ring| match ring {
+            ReceiveRing::Virtqueue(queue) => queue.has_buffers(memory),
+            ReceiveRing::X550(queue) => queue.has_buffers(),
+        })
     }
 
     /// Closes the queue: no thread writes to it afterwards.
-    pub(crate) fn close(&mut self, shared: &Shared) {
+    pub(crate) fn close(&mut self, nic: &PortNic) {
         self.ring = None;
-        self.tally.flush(&shared.counters);
+        self.tally.flush(&nic.counters);
     }
 
     /// Gives up the queue, whose ring is invalid.
-    pub(crate) fn give_up(&mut self, shared: &Shared) {
-        if self.ring.take().is_some() {
-            give_up(&mut self.tally, &shared.interrupts);
+    pub(crate) fn give_up(&mut self) {
+        if let Some(ring) = self.ring.take() {
+            self.tally.count(Counter::BrokenRings);
+            if let ReceiveRing::Virtqueue(queue) = ring {
+                queue.ask_for_reset();
+            }
+        }
+    }
+}
+
+impl Room<'_, '_> {
+    /// Begins a frame, or a segment of one, for which `left` descriptors may be read. `is_last` is true if that is
+    /// fewer than usual because of the segments before it.
+    pub(crate) fn begin(&mut self, left: usize, is_last: bool) {
+        match self {
+            Self::Virtqueue(room) => room.begin(left, is_last),
+            // Each of its descriptors has at least 1 KiB.
+            Self::X550(_) => {}
+        }
+    }
+
+    /// The number of descriptors that were read since the last [`Self::take_walked`].
+    pub(crate) fn walked(&self) -> usize {
+        match self {
+            Self::Virtqueue(room) => room.walked(),
+            Self::X550(_) => 0,
+        }
+    }
+
+    /// Returns the number of descriptors that were read since the last call.
+    pub(crate) fn take_walked(&mut self) -> usize {
+        match self {
+            Self::Virtqueue(room) => room.take_walked(),
+            Self::X550(_) => 0,
+        }
+    }
+
+    /// Writes a frame that has this virtio header and begins with `front`, and whose other bytes are the given number
+    /// of bytes of the body. Returns what it lacks if it has no room: the caller [puts back](Self::put_back) what was
+    /// taken.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the ring is invalid.
+    pub(crate) fn fill(
+        &mut self,
+        header: [u8; HEADER],
+        front: &[u8],
+        rest: (&Body<'_, '_, '_>, usize),
+        supply: &mut Supply,
+        tally: &mut Tally,
+    ) -> Result<Option<Lack>, BrokenRing> {
+        match self {
+            Self::Virtqueue(room) => room.fill(header, front, rest, supply, tally),
+            Self::X550(room) => room.fill(&header, front, rest, supply, tally),
+        }
+    }
+
+    /// Puts back the buffers that were taken for a frame that is not written.
+    pub(crate) fn put_back(&mut self) {
+        if let Self::Virtqueue(room) = self {
+            room.put_back();
+        }
+    }
+
+    /// Makes the driver ring when it provides buffers. Returns true if it has provided some since the shortage.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the ring is invalid.
+    pub(crate) fn expect_doorbell(&mut self, supply: &Supply) -> Result<bool, BrokenRing> {
+        match self {
+            Self::Virtqueue(room) => room.expect_doorbell(supply),
+            Self::X550(room) => Ok(room.has_more()),
+        }
+    }
+
+    /// Ends the run: publishes the used buffers, unless the ring was found `broken`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the ring is invalid.
+    pub(crate) fn finish(self, broken: bool) -> Result<(), BrokenRing> {
+        match self {
+            Self::Virtqueue(room) => room.finish(broken),
+            Self::X550(room) => room.finish(broken),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! A run of frames into a receive queue.
+//! A run of frames into a receive queue: policy, filter and offloads of its port, and what becomes of a frame that finds
+//! no buffers.
 
-mod supply;
 mod write;
 
 use std::sync::Arc;
@@ -15,26 +15,26 @@ use super::account::waits::Waits;
 use super::frame::Frame;
 use super::frame::body::Body;
 use super::frame::offload;
+use super::port_nic::PortNic;
+use super::receiver::Room;
+use super::rings::{Supply, VirtqueueScratch};
 use super::tx_batch::FRAME_COST;
 use crate::DmaView;
 use crate::frames::net_protocol::Offloads;
 use crate::frames::net_protocol::header::{FLAGS, HEADER};
 use crate::frames::policy::{self, NewHead};
 use crate::frames::walk;
-use crate::net::{Counter, Enforced, FILTER_HEAD, Filter, Shared, Tally};
+use crate::net::{Counter, Enforced, FILTER_HEAD, Filter, Tally};
 use crate::os::clock;
-use crate::queue::iovecs::{IoVecs, Storage};
-use crate::queue::ring::{BrokenRing, ParkedRing, Ring, Used};
-pub(crate) use supply::Supply;
-use supply::{Lack, Shortage};
+use crate::queue::ring::BrokenRing;
 
 /// A sender's scratch memory for receive queues, one after the other.
 #[derive(Default)]
 pub(crate) struct RxScratch {
-    storage: Storage,
-    used: Vec<Used>,
-    /// The chains that are taken for the present frame, and the capacity of each.
-    chains: Vec<(u16, usize)>,
+    /// That of virtqueues.
+    pub virtqueue: VirtqueueScratch,
+    /// The frame that is written to the buffers of an X550.
+    pub whole: Vec<u8>,
     copies: Copies,
     /// The number of segments, which are more work than their frames' bytes suggest.
     pub segments: usize,
@@ -73,8 +73,8 @@ pub(crate) enum DeliveryReason {
 /// The port of a receive queue, for the time of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Receiver<'r> {
-    /// The parameters of its start.
-    pub shared: &'r Shared,
+    /// Its NIC.
+    pub nic: &'r PortNic,
     /// Set when it must stop.
     pub stop: &'r AtomicBool,
     /// Senders that wait for its buffers: the workers' bits.
@@ -92,37 +92,15 @@ impl Receiver<'_> {
     }
 }
 
-/// A receive queue whose port is locked.
-pub(crate) struct Queue<'r> {
-    /// The ring.
-    pub parked: &'r ParkedRing,
-    /// True if a frame may span several buffers.
-    pub mergeable: bool,
-    /// The state of the driver's supply of buffers.
-    pub supply: &'r mut Supply,
-    /// The counts.
-    pub tally: &'r mut Tally,
-}
-
 /// A receive queue that is locked for a run of frames.
 pub(crate) struct RxRun<'r, 'm> {
-    ring: Ring<'r>,
-    parked: &'r ParkedRing,
-    iovecs: IoVecs<'r, 'm>,
+    room: Room<'r, 'm>,
     memory: &'m DmaView,
-    chains: &'r mut Vec<(u16, usize)>,
-    capacity: usize,
-    mergeable: bool,
-    used: &'r mut Vec<Used>,
     copies: &'r mut Copies,
     segments: &'r mut usize,
     price: &'r mut usize,
     /// The cost of this run beyond the bytes of its frames that its source does not know yet.
     unspent: usize,
-    /// The descriptors that may still be read for the present frame, or the present segment of one.
-    left: usize,
-    /// It is a segment whose limit is lower because of those before it.
-    is_last: bool,
     supply: &'r mut Supply,
     tally: &'r mut Tally,
     policy: Guard<Arc<Enforced>>,
@@ -132,48 +110,46 @@ pub(crate) struct RxRun<'r, 'm> {
     broken: bool,
 }
 
+/// The parts of a sender's scratch memory that no ring needs.
+pub(crate) struct RunScratch<'r> {
+    copies: &'r mut Copies,
+    segments: &'r mut usize,
+    price: &'r mut usize,
+}
+
+impl RxScratch {
+    /// The parts of a run: those for a virtqueue, the frame for an X550, and the rest.
+    pub(crate) fn parts(&mut self) -> (&mut VirtqueueScratch, &mut Vec<u8>, RunScratch<'_>) {
+        let Self { virtqueue, whole, copies, segments, price } = self;
+        (virtqueue, whole, RunScratch { copies, segments, price })
+    }
+}
+
 impl<'r, 'm> RxRun<'r, 'm> {
-    /// Begins a run.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the ring is invalid.
+    /// Begins a run over the buffers in `room`.
     pub(crate) fn new(
-        queue: Queue<'r>,
+        room: Room<'r, 'm>,
+        (supply, tally): (&'r mut Supply, &'r mut Tally),
         port: Receiver<'r>,
         memory: &'m DmaView,
-        scratch: &'r mut RxScratch,
-    ) -> Result<Self, BrokenRing> {
-        let Queue { parked, mergeable, supply, tally } = queue;
-        let mut ring = parked.ring(memory)?;
-        ring.suppress_doorbells(memory)?;
-        let RxScratch { storage, used, chains, copies, segments, price } = scratch;
-        // A run of another queue may have ended with a broken ring, in the middle of a frame.
-        chains.clear();
-        used.clear();
-        Ok(Self {
-            ring,
-            parked,
-            iovecs: IoVecs::new(storage),
+        scratch: RunScratch<'r>,
+    ) -> Self {
+        let RunScratch { copies, segments, price } = scratch;
+        Self {
+            room,
             memory,
-            chains,
-            capacity: 0,
-            mergeable,
-            used,
             copies,
             segments,
             price,
             unspent: 0,
-            left: 0,
-            is_last: false,
             supply,
             tally,
-            policy: port.shared.policy.load(),
-            filter: port.shared.state.filter(),
-            offloads: port.shared.state.offloads(),
+            policy: port.nic.policy.load(),
+            filter: port.nic.state.filter(),
+            offloads: port.nic.state.offloads(),
             port,
             broken: false,
-        })
+        }
     }
 
     /// Delivers a frame to the driver, if policy and filter admit it.
@@ -190,12 +166,12 @@ impl<'r, 'm> RxRun<'r, 'm> {
             return self.drop_as(lost);
         }
         let made = *self.segments;
-        (self.left, self.is_last) = (walk::most(self.memory), false);
+        self.room.begin(walk::most(self.memory), false);
         let delivery = match offload::work(&header, self.offloads) {
             None => self.place(header, &new, frame, body),
             Some(work) => self.place_worked(work, header, &new, frame, body),
         };
-        let price = walk::price(self.iovecs.take_walked(), frame.len, self.memory);
+        let price = walk::price(self.room.take_walked(), frame.len, self.memory);
         *self.price += price;
         self.unspent += price + (*self.segments - made) * FRAME_COST;
         delivery
@@ -219,7 +195,7 @@ impl<'r, 'm> RxRun<'r, 'm> {
         body: &Body<'_, '_, '_>,
         reason: DeliveryReason,
     ) -> Result<([u8; HEADER], NewHead), Counter> {
-        if !self.port.shared.state.link_up() {
+        if !self.port.nic.state.link_up() {
             return Err(Counter::RxLinkDown);
         }
         let policy = &self.policy.policy;
@@ -278,17 +254,15 @@ impl<'r, 'm> RxRun<'r, 'm> {
     /// true if it has provided some in the meantime.
     pub(crate) fn wait_for_buffers(&mut self, waiter: usize) -> bool {
         self.port.waiters.fetch_or(1 << waiter, Ordering::SeqCst);
-        self.put_back();
-        // The buffers that are available are not enough.
-        let known = self.supply.shortage.map_or(self.ring.next_index(), Shortage::available);
-        let more = self.ring.expect_doorbell_beyond(known, self.memory);
+        self.room.put_back();
+        let more = self.room.expect_doorbell(self.supply);
         self.broken |= more.is_err();
         more.unwrap_or(true)
     }
 
     /// After [`Delivery::NoBuffers`]: drops the frame. If it has `waited`, no frame waits again in this period.
     pub(crate) fn drop_for_lack(&mut self, waited: bool) {
-        self.put_back();
+        self.room.put_back();
         let reason = if self.supply.congested.is_some() { Counter::RxCongested } else { Counter::RxNoBuffers };
         self.tally.count(reason);
         if waited {
@@ -307,7 +281,7 @@ impl<'r, 'm> RxRun<'r, 'm> {
 
     /// Counts the loss of a mirrored copy.
     pub(crate) fn lose_mirrored(&mut self) {
-        self.put_back();
+        self.room.put_back();
         self.tally.count(Counter::MirrorDropped);
     }
 
@@ -316,14 +290,7 @@ impl<'r, 'm> RxRun<'r, 'm> {
     /// # Errors
     ///
     /// Fails if the ring is invalid: the caller [gives it up](super::receiver::PortRx::give_up).
-    pub(crate) fn finish(mut self) -> Result<(), BrokenRing> {
-        let given = if self.broken { Err(BrokenRing) } else { self.give_back() };
-        self.used.clear();
-        self.parked.park(self.ring);
-        given
-    }
-
-    fn give_back(&mut self) -> Result<(), BrokenRing> {
-        if self.used.is_empty() { Ok(()) } else { self.ring.give_back(self.memory, self.used) }
+    pub(crate) fn finish(self) -> Result<(), BrokenRing> {
+        self.room.finish(self.broken)
     }
 }

@@ -1,14 +1,17 @@
 //! A port's transmit queues, from which its worker takes frames.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use super::account::debt::Debt;
 use super::polling::Polling;
-use super::report::Report;
-use super::tx_batch::{FRAME_COST, Progress, Queue, Sender, TxBatch, TxScratch};
-use crate::net::{Counter, Shared, Tally, give_up};
+use super::port_nic::PortNic;
+use super::rings::x550::{X550Send, X550Tx};
+use super::rings::{SendScratch, VirtqueueSend, VirtqueueTx};
+use super::tx_batch::{FRAME_COST, Progress, Queue, Sender, TxBatch};
+use crate::net::{Counter, Shared, Tally};
 use crate::queue::ring::{BrokenRing, ParkedRing};
 use crate::transport::features::has;
 use crate::{DmaView, SharedQueue};
@@ -20,7 +23,7 @@ const SHARE_OF_DEBT: i64 = 4;
 pub(crate) struct PortTx {
     queues: Vec<TxQueue>,
     /// The control queue. `None` without one, and once it was closed or given up.
-    pub control: Option<ParkedRing>,
+    pub control: Option<ControlQueue>,
     /// The queue that is next.
     turn: usize,
     /// The bytes that the port may still send in this round; negative if it has sent too many.
@@ -30,33 +33,59 @@ pub(crate) struct PortTx {
     pub tally: Tally,
 }
 
+/// The control queue of a virtio port.
+pub(crate) struct ControlQueue {
+    /// The queue.
+    pub ring: ParkedRing,
+    /// The parameters of its driver's start.
+    pub shared: Arc<Shared>,
+}
+
+/// The ring of a transmit queue.
+pub(crate) enum SendQueue {
+    /// A virtqueue.
+    Virtqueue(VirtqueueSend),
+    /// A ring of an X550.
+    X550(X550Send),
+}
+
+/// A batch from a transmit queue of either kind.
+pub(crate) enum Started<'b, 'm> {
+    /// From a virtqueue.
+    Virtqueue(TxBatch<'b, VirtqueueTx<'b, 'm>>),
+    /// From a ring of an X550.
+    X550(TxBatch<'b, X550Tx<'b, 'm>>),
+}
+
+/// A worker's scratch memory for taking frames, from one port after the other.
+#[derive(Default)]
+pub(crate) struct TxScratch {
+    virtqueue: SendScratch,
+    /// The frame that was taken from a ring of an X550.
+    whole: Vec<u8>,
+}
+
 struct TxQueue {
     /// `None` once it was closed or given up.
-    ring: Option<ParkedRing>,
+    ring: Option<SendQueue>,
     /// The work that was done for its first frame.
     progress: Progress,
-    /// The interrupt that its driver has not got yet.
-    report: Report,
+}
+
+impl ControlQueue {
+    /// The control queue of a driver's start.
+    pub(crate) fn new((index, queue): &(u16, SharedQueue), shared: &Arc<Shared>) -> Self {
+        let event_idx = has(shared.features, VIRTIO_RING_F_EVENT_IDX);
+        Self { ring: ParkedRing::new(*index, queue.clone(), event_idx), shared: Arc::clone(shared) }
+    }
 }
 
 impl PortTx {
     /// Queues that have not run yet.
-    pub(crate) fn new<'q>(
-        transmit: impl Iterator<Item = &'q (u16, SharedQueue)>,
-        control: Option<&(u16, SharedQueue)>,
-        features: u64,
-    ) -> Self {
-        let event_idx = has(features, VIRTIO_RING_F_EVENT_IDX);
-        let parked = |(index, queue): &(u16, SharedQueue)| ParkedRing::new(*index, queue.clone(), event_idx);
+    pub(crate) fn new(rings: impl Iterator<Item = SendQueue>, control: Option<ControlQueue>) -> Self {
         Self {
-            queues: transmit
-                .map(|queue| TxQueue {
-                    ring: Some(parked(queue)),
-                    progress: Progress::default(),
-                    report: Report::default(),
-                })
-                .collect(),
-            control: control.map(parked),
+            queues: rings.map(|ring| TxQueue { ring: Some(ring), progress: Progress::default() }).collect(),
+            control,
             turn: 0,
             credit: 0,
             polling: Polling::new(),
@@ -107,7 +136,7 @@ impl PortTx {
     /// True if the driver may have made a command available that was not taken: always so until the queue was first
     /// run.
     pub(crate) fn has_command(&self, memory: &DmaView) -> bool {
-        self.control.as_ref().is_some_and(|parked| parked.has_available(memory))
+        self.control.as_ref().is_some_and(|control| control.ring.has_available(memory))
     }
 
     /// True if the port may send more in this round.
@@ -127,56 +156,63 @@ impl PortTx {
         port: Sender<'b>,
         memory: &'m DmaView,
         scratch: &'b mut TxScratch,
-    ) -> Result<Option<TxBatch<'b, 'm>>, BrokenRing> {
-        let Some(TxQueue { ring: Some(parked), progress, report }) = self.queues.get_mut(queue) else {
-            return Ok(None);
-        };
-        let queue = Queue { parked, number: queue, progress, report, credit: &mut self.credit, tally: &mut self.tally };
-        TxBatch::new(queue, port, memory, scratch).map(Some)
+    ) -> Result<Option<Started<'b, 'm>>, BrokenRing> {
+        let Some(TxQueue { ring: Some(ring), progress }) = self.queues.get_mut(queue) else { return Ok(None) };
+        let queue = Queue { number: queue, progress, credit: &mut self.credit, tally: &mut self.tally };
+        let TxScratch { virtqueue, whole } = scratch;
+        match ring {
+            SendQueue::Virtqueue(ring) => {
+                let ring = ring.batch(memory, virtqueue)?;
+                Ok(Some(Started::Virtqueue(TxBatch::new(ring, queue, port))))
+            }
+            SendQueue::X550(ring) => {
+                let Some(ring) = ring.batch(memory, whole) else { return Ok(None) };
+                Ok(Some(Started::X550(TxBatch::new(ring, queue, port))))
+            }
+        }
     }
 
     /// Gives up a queue whose ring is invalid.
-    pub(crate) fn give_up(&mut self, queue: usize, shared: &Shared) {
-        if let Some(tx) = self.queues.get_mut(queue) {
-            tx.ring = None;
+    pub(crate) fn give_up(&mut self, queue: usize) {
+        self.tally.count(Counter::BrokenRings);
+        let ring = self.queues.get_mut(queue).and_then(|queue| queue.ring.take());
+        if let Some(SendQueue::Virtqueue(ring)) = ring {
+            ring.ask_for_reset();
         }
-        give_up(&mut self.tally, &shared.interrupts);
     }
 
     /// The deadline of the next transmit interrupt, if there is one.
     pub(crate) fn report_due(&self) -> Option<Instant> {
-        self.queues.iter().filter_map(|queue| queue.report.due()).min()
+        let due = |queue: &TxQueue| match &queue.ring {
+            Some(SendQueue::Virtqueue(ring)) => ring.report_due(),
+            Some(SendQueue::X550(_)) | None => None,
+        };
+        self.queues.iter().filter_map(due).min()
     }
 
     /// Sends the transmit interrupts that are due at the time `now`, or all, if the driver still needs them.
-    pub(crate) fn report(&mut self, now: Option<Instant>, shared: &Shared, memory: &DmaView) {
+    pub(crate) fn report(&mut self, now: Option<Instant>, memory: &DmaView) {
         for queue in 0..self.queues.len() {
-            let Some(TxQueue { ring: Some(parked), report, .. }) = self.queues.get_mut(queue) else { continue };
-            let Some(due) = report.due() else { continue };
+            let Some(TxQueue { ring: Some(SendQueue::Virtqueue(ring)), .. }) = self.queues.get_mut(queue) else {
+                continue;
+            };
+            let Some(due) = ring.report_due() else { continue };
             if now.is_some_and(|now| due > now) {
                 continue;
             }
-            let wanted = parked.ring(memory).and_then(|mut ring| {
-                let wanted = report.take(&mut ring, memory);
-                parked.park(ring);
-                wanted
-            });
-            match wanted {
-                Ok(true) => {
-                    shared.interrupts.signal_queue(parked.index());
-                    self.tally.count(Counter::Interrupts);
-                }
+            match ring.report(memory) {
+                Ok(true) => self.tally.count(Counter::Interrupts),
                 Ok(false) => {}
-                Err(BrokenRing) => self.give_up(queue, shared),
+                Err(BrokenRing) => self.give_up(queue),
             }
         }
     }
 
     /// Closes all queues: no thread touches them afterwards. Sends pending transmit interrupts now.
-    pub(crate) fn close(&mut self, shared: &Shared) {
-        self.report(None, shared, &shared.memory.pass());
+    pub(crate) fn close(&mut self, nic: &PortNic) {
+        self.report(None, &nic.memory.pass());
         self.queues.clear();
         self.control = None;
-        self.tally.flush(&shared.counters);
+        self.tally.flush(&nic.counters);
     }
 }

@@ -1,7 +1,7 @@
 //! The state that a switch's workers share: its ports, its uplink, and its forwarding table.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -78,7 +78,8 @@ struct View {
 /// A switch.
 pub(crate) struct SwitchCore {
     id: String,
-    mode: SwitchMode,
+    /// True for [`SwitchMode::Vepa`].
+    is_vepa: AtomicBool,
     slots: Box<[Slot]>,
     uplink: Option<Uplink>,
     uplink_rate: Option<NonZeroU32>,
@@ -100,6 +101,8 @@ pub(crate) struct SwitchCore {
     memory: Mutex<Option<Memory>>,
     /// True while frames wait in their queues. Locked while frames are in progress.
     held: RwLock<bool>,
+    /// Called before a table is built.
+    refresh: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Set to end the workers.
     pub end: AtomicBool,
 }
@@ -122,7 +125,7 @@ impl SwitchCore {
             (0..workers).map(|_| WorkerMailbox::new()).collect::<Result<_, _>>().map_err(SwitchError::Host)?;
         let core = Self {
             id,
-            mode,
+            is_vepa: AtomicBool::new(mode == SwitchMode::Vepa),
             slots: (0..ports).map(|_| Slot::default()).collect(),
             uplink,
             uplink_rate,
@@ -136,6 +139,7 @@ impl SwitchCore {
             following: Mutex::default(),
             memory: Mutex::default(),
             held: RwLock::new(false),
+            refresh: OnceLock::new(),
             end: AtomicBool::new(false),
         };
         drop(core.make_table());
@@ -149,7 +153,18 @@ impl SwitchCore {
 
     /// The forwarding mode.
     pub(crate) fn mode(&self) -> SwitchMode {
-        self.mode
+        if self.is_vepa.load(Ordering::Acquire) { SwitchMode::Vepa } else { SwitchMode::Veb }
+    }
+
+    /// Changes the forwarding mode, from the next table on.
+    pub(crate) fn set_mode(&self, mode: SwitchMode) {
+        self.is_vepa.store(mode == SwitchMode::Vepa, Ordering::Release);
+    }
+
+    /// Calls `refresh` before each table is built, from now on: it updates the NICs of ports that do not announce their
+    /// changes one by one. Only the first is kept.
+    pub(crate) fn before_tables(&self, refresh: impl Fn() + Send + Sync + 'static) {
+        _ = self.refresh.set(Box::new(refresh));
     }
 
     /// The number of ports without the uplink.
@@ -281,7 +296,7 @@ impl SwitchCore {
         if slot.nic.load_full().is_some_and(|nic| nic.state.hold_link(held))
             && let Some(open) = self.open_port(port)
         {
-            open.shared.interrupts.signal_config();
+            (open.nic.tell_link)();
         }
     }
 
@@ -390,6 +405,7 @@ impl SwitchCore {
         let mut next = self.next.lock();
         let began = Instant::now();
         self.stale.store(false, Ordering::Release);
+        self.refresh.get().into_iter().for_each(|refresh| refresh());
         let views: Vec<_> = self.slots.iter().map(Slot::view).collect();
         let none = crate::Policy::default();
         let mut specs: Vec<_> = (0..).zip(&views).map(|(index, view)| spec(index, view.as_ref(), &none)).collect();
@@ -397,7 +413,7 @@ impl SwitchCore {
             specs.push(PortSpec::uplink(true));
         }
         let before = self.table.load_full();
-        let table = Table::remembering(self.mode, &specs, Some(&before), self.memory.lock().as_ref());
+        let table = Table::remembering(self.mode(), &specs, Some(&before), self.memory.lock().as_ref());
         for port in 0..self.ports() {
             let new = table.conflicts(port).saturating_sub(before.conflicts(port));
             for _ in 0..new {

@@ -19,3 +19,4 @@ mod stop;
 mod streams;
 mod translated;
 mod uplink_rate;
+mod x550;

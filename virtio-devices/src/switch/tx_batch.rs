@@ -6,43 +6,33 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use vm_memory::Permissions;
 
 use super::frame::Frame;
 use super::frame::body::Body;
-use super::report::Report;
+use super::port_nic::PortNic;
+use super::rings::{Ended, Packet, SendRing};
 use super::shares::Shares;
 use super::source::{End, Next, Source};
 use super::table::{Miss, PortIndex, Route, Table};
 use super::uplink::Uplink;
-use crate::DmaView;
 use crate::frames::net_protocol::MAX_FRAME;
-use crate::frames::net_protocol::ethernet::{ETHERNET_HEADER, is_multicast};
+use crate::frames::net_protocol::ethernet::is_multicast;
 use crate::frames::net_protocol::header::{self, HEADER, MAX_PACKETS};
 use crate::frames::policy::{self, Head, NEW_HEAD};
 use crate::frames::walk;
-use crate::net::{BATCH, Counter, Enforced, Shared, Tally, send_failure};
-use crate::os::clock;
-use crate::queue::iovecs::{IoVecs, Storage};
-use crate::queue::ring::{BrokenRing, Chain, ParkedRing, Ring, Used};
+use crate::net::{BATCH, Counter, Enforced, Tally, send_failure};
+use crate::queue::ring::BrokenRing;
 
 /// The cost of a frame besides its bytes, in bytes that are copied in the same time.
 pub(crate) const FRAME_COST: usize = 512;
-
-/// A worker's scratch memory for taking frames, from one port after the other.
-#[derive(Default)]
-pub(crate) struct TxScratch {
-    storage: Storage,
-    used: Vec<Used>,
-}
 
 /// The port of transmit queues, for the time of a batch.
 #[derive(Clone, Copy)]
 pub(crate) struct Sender<'b> {
     /// The port's number.
     pub index: PortIndex,
-    /// The parameters of its start.
-    pub shared: &'b Shared,
+    /// Its NIC.
+    pub nic: &'b PortNic,
     /// Set when it must stop.
     pub stop: &'b Arc<AtomicBool>,
     /// Set when the switch's threads must end.
@@ -68,76 +58,37 @@ pub(crate) struct Progress {
 
 /// A transmit queue whose port is locked.
 pub(crate) struct Queue<'b> {
-    /// The ring.
-    pub parked: &'b ParkedRing,
     /// The number among the port's transmit queues.
     pub number: usize,
     /// The work that was done for its first frame before that was put back.
     pub progress: &'b mut Progress,
-    /// The interrupt that its driver has not got yet.
-    pub report: &'b mut Report,
     /// The bytes that the port may still send.
     pub credit: &'b mut i64,
     /// The counts.
     pub tally: &'b mut Tally,
 }
 
-/// A batch of frames from a transmit queue.
-pub(crate) struct TxBatch<'b, 'm> {
-    ring: Ring<'b>,
-    parked: &'b ParkedRing,
-    iovecs: IoVecs<'b, 'm>,
-    memory: &'m DmaView,
+/// A batch of frames from a transmit queue whose ring is an `R`.
+pub(crate) struct TxBatch<'b, R> {
+    ring: R,
     policy: arc_swap::Guard<Arc<Enforced>>,
     port: Sender<'b>,
     queue: usize,
-    /// The head of the chain that the present frame is in.
-    current: u16,
     frames: usize,
     bytes: usize,
     /// The cost of the batch, in bytes that are copied in the same time.
     spent: usize,
     credit: &'b mut i64,
     progress: &'b mut Progress,
-    report: &'b mut Report,
-    used: &'b mut Vec<Used>,
     tally: &'b mut Tally,
 }
 
-impl<'b, 'm> TxBatch<'b, 'm> {
+impl<'b, R: SendRing> TxBatch<'b, R> {
     /// Begins a batch.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the ring is invalid.
-    pub(crate) fn new(
-        queue: Queue<'b>,
-        port: Sender<'b>,
-        memory: &'m DmaView,
-        scratch: &'b mut TxScratch,
-    ) -> Result<Self, BrokenRing> {
-        let Queue { parked, number, progress, report, credit, tally } = queue;
-        let mut ring = parked.ring(memory)?;
-        ring.suppress_doorbells(memory)?;
-        report.review(&mut ring, memory)?;
-        Ok(Self {
-            ring,
-            parked,
-            iovecs: IoVecs::new(&mut scratch.storage),
-            memory,
-            policy: port.shared.policy.load(),
-            port,
-            queue: number,
-            current: 0,
-            frames: 0,
-            bytes: 0,
-            spent: 0,
-            credit,
-            progress,
-            report,
-            used: &mut scratch.used,
-            tally,
-        })
+    pub(crate) fn new(ring: R, queue: Queue<'b>, port: Sender<'b>) -> Self {
+        let Queue { number, progress, credit, tally } = queue;
+        let policy = port.nic.policy.load();
+        Self { ring, policy, port, queue: number, frames: 0, bytes: 0, spent: 0, credit, progress, tally }
     }
 
     /// Returns used buffers, and interrupts the driver if it needs that now. Returns the reason for the end of the
@@ -146,78 +97,25 @@ impl<'b, 'm> TxBatch<'b, 'm> {
     /// # Errors
     ///
     /// Fails if the ring is invalid, or was found to be: the caller [gives it up](super::sender::PortTx::give_up).
-    pub(crate) fn finish(mut self, end: Result<End, BrokenRing>) -> Result<End, BrokenRing> {
-        let end = end.and_then(|end| self.give_back(end));
-        self.used.clear();
-        self.parked.park(self.ring);
-        end
+    pub(crate) fn finish(self, end: Result<End, BrokenRing>) -> Result<End, BrokenRing> {
+        let ended = end.map(|end| Ended { end, gathers: self.port.gathers, bytes: self.bytes });
+        self.ring.finish(ended, self.tally)
     }
 
-    fn give_back(&mut self, end: End) -> Result<End, BrokenRing> {
-        if !self.used.is_empty() {
-            self.ring.give_back(self.memory, self.used)?;
-            let (frames, bytes) = (self.used.len(), self.bytes);
-            if self.report.add(frames, bytes, clock::now(), &mut self.ring, self.memory)? {
-                self.port.shared.interrupts.signal_queue(self.ring.index());
-                self.tally.count(Counter::Interrupts);
-            }
-        }
-        match end {
-            End::Drained if self.port.gathers => Ok(end),
-            End::Drained if self.ring.expect_doorbell(self.memory)? => Ok(End::More),
-            End::Limited(_) if self.ring.expect_doorbell(self.memory)? => {
-                // The driver need not ring before the time is over.
-                self.ring.suppress_doorbells(self.memory)?;
-                self.tally.count(Counter::TxRateWaits);
-                Ok(end)
-            }
-            End::Limited(_) => Ok(End::Drained),
-            end => Ok(end),
-        }
-    }
-
-    /// Inspects the frame in `chain`: returns its route, or the reason why it is dropped.
-    fn inspect<'t>(&mut self, chain: Chain<'m>, table: &'t Table) -> Result<Frame<'t>, Counter> {
-        self.iovecs.clear();
-        let bounds = walk::bounds(self.memory);
-        let appended = self.iovecs.append_within(self.memory, chain, Permissions::Read, bounds);
-        // The frame may have no bytes.
-        let bytes = appended.map_or(0, |extent| extent.bytes.min(MAX_FRAME));
-        let price = walk::price(self.iovecs.take_walked(), bytes, self.memory);
-        self.pay(price);
-        let extent = appended.map_err(|_| Counter::TxBadChains)?;
-        // The checked copy is forwarded: later writes of the guest change nothing.
-        let mut header = [0; HEADER];
-        if !self.iovecs.take_front(&mut header) {
-            return Err(Counter::TxTooShort);
-        }
-        let len = extent.bytes - HEADER;
-        if len < ETHERNET_HEADER {
-            return Err(Counter::TxTooShort);
-        }
-        if len > MAX_FRAME {
-            return Err(Counter::TxTooLong);
-        }
-        self.bytes += len;
-        self.spent += len;
-        let (state, policy) = (&self.port.shared.state, &self.policy);
-        let header = header::check(header, len, self.port.shared.features).map_err(|_| Counter::TxBadHeaders)?;
+    /// Inspects a frame of `len` bytes: returns its route, or the reason why it is dropped.
+    fn inspect<'t>(&self, packet: &Packet, len: usize, table: &'t Table) -> Result<Frame<'t>, Counter> {
+        let (state, policy) = (&self.port.nic.state, &self.policy);
         // Its receiver pays for its packets, and cannot limit their number.
-        if header::packets(&header, len) > MAX_PACKETS {
+        if header::packets(&packet.header, len) > MAX_PACKETS {
             return Err(Counter::TxBadHeaders);
         }
         if !state.link_up() {
             return Err(Counter::TxLinkDown);
         }
-        let mut copy = [0; policy::HEAD];
-        let copy = &mut copy[..len.min(policy::HEAD)];
-        if !self.iovecs.take_front(copy) {
-            return Err(Counter::TxTooShort);
-        }
-        let head = Head::of(copy)?;
+        let head = Head::of(packet.front.get(..packet.front_len).unwrap_or(&packet.front))?;
         let is_further = |mac: &_| state.filter().unicast.addresses().contains(mac);
         let new = policy.policy.ingress(&head, state.mac(), is_further)?;
-        let header = policy::changed(header, &new).map_err(|_| Counter::TxBadHeaders)?;
+        let header = policy::changed(packet.header, &new).map_err(|_| Counter::TxBadHeaders)?;
         let len = new.new_len(len);
         if len > MAX_FRAME {
             return Err(Counter::TxTooLong);
@@ -268,11 +166,11 @@ impl<'b, 'm> TxBatch<'b, 'm> {
 
     /// The number of frames that were returned.
     pub(crate) fn completed(&self) -> usize {
-        self.used.len()
+        self.ring.completed()
     }
 
     fn complete(&mut self) {
-        self.used.push(Used { head: self.current, len: 0 });
+        self.ring.complete();
         *self.progress = Progress::default();
     }
 
@@ -288,7 +186,7 @@ impl<'b, 'm> TxBatch<'b, 'm> {
     }
 }
 
-impl Source for TxBatch<'_, '_> {
+impl<R: SendRing> Source for TxBatch<'_, R> {
     fn next<'t>(&mut self, table: &'t Table) -> Result<Next<'t>, BrokenRing> {
         loop {
             if self.is_stopped() {
@@ -300,11 +198,13 @@ impl Source for TxBatch<'_, '_> {
             if let Some(wait) = self.policy.transmit.limited_for() {
                 return Ok(Next::End(End::Limited(wait)));
             }
-            let Some(chain) = self.ring.next(self.memory)? else { return Ok(Next::End(End::Drained)) };
+            let Some(taken) = self.ring.take()? else { return Ok(Next::End(End::Drained)) };
             self.frames += 1;
             self.spent += FRAME_COST;
-            self.current = chain.head_index();
-            let frame = match self.inspect(chain, table) {
+            self.pay(taken.price);
+            self.bytes += taken.len;
+            self.spent += taken.len;
+            let frame = match taken.packet.and_then(|packet| self.inspect(&packet, taken.len, table)) {
                 Ok(frame) => frame,
                 Err(reason) => {
                     self.dropped(reason);
@@ -312,7 +212,7 @@ impl Source for TxBatch<'_, '_> {
                 }
             };
             if let Some(wait) = self.uplink_wait(&frame) {
-                self.ring.put_back(1);
+                self.ring.put_back();
                 return Ok(Next::End(End::Limited(wait)));
             }
             match self.admit(frame, table) {
@@ -323,7 +223,7 @@ impl Source for TxBatch<'_, '_> {
     }
 
     fn body(&self) -> Body<'_, '_, '_> {
-        Body::Guest(&self.iovecs)
+        self.ring.body()
     }
 
     fn flow(&self, _: &Frame<'_>) -> usize {
@@ -335,7 +235,7 @@ impl Source for TxBatch<'_, '_> {
         let len = HEADER + frame.front().len();
         bytes[..HEADER].copy_from_slice(&frame.header);
         bytes[HEADER..len].copy_from_slice(frame.front());
-        let sent = self.iovecs.send(uplink.tap().as_fd(), &bytes[..len]);
+        let sent = self.ring.send(uplink.tap().as_fd(), &bytes[..len]);
         sent.map_err(|error| send_failure(&error, uplink.failures()))?;
         if let Some((_, shares)) = self.port.uplink {
             shares.lock().take(self.port.index, frame.len);
@@ -359,7 +259,7 @@ impl Source for TxBatch<'_, '_> {
         self.charge(0, 1);
         // A dropped frame took time as well.
         self.policy.transmit.take(0, 1);
-        self.port.shared.policy.note(reason);
+        self.port.nic.policy.note(reason);
         self.tally.count(reason);
         self.complete();
     }
@@ -386,7 +286,7 @@ impl Source for TxBatch<'_, '_> {
         }
         self.progress.tried = true;
         self.progress.receivers += receivers;
-        self.ring.put_back(1);
+        self.ring.put_back();
     }
 
     fn spend(&mut self, cost: usize) {

@@ -10,11 +10,12 @@ use super::forward::Forwarder;
 use super::mailbox::{Message, WorkerMailbox};
 use super::polling::After;
 use super::port::OpenPort;
-use super::sender::PortTx;
+use super::rings::SendRing;
+use super::sender::{PortTx, Started, TxScratch};
 use super::source::End;
 use super::switch_core::SwitchCore;
-use super::table::PortIndex;
-use super::tx_batch::{Sender, TxScratch};
+use super::table::{PortIndex, Table};
+use super::tx_batch::{Sender, TxBatch};
 use super::uplink_rx::UplinkRx;
 use super::uplink_watch::UplinkWatch;
 use crate::net::{Counter, rarp};
@@ -187,7 +188,7 @@ impl SwitchWorker {
         if waiters & 1 << self.index != 0 {
             self.take_waiting(|waiting| waiting.blocked);
         }
-        open.shared.counters.add(Counter::Kicks, 1);
+        open.nic.counters.add(Counter::Kicks, 1);
         self.activate(port);
     }
 
@@ -234,8 +235,8 @@ impl SwitchWorker {
             if open.is_stopped() {
                 return false;
             }
-            tx.report(Some(now), &open.shared, &open.shared.memory.pass());
-            tx.tally.flush(&open.shared.counters);
+            tx.report(Some(now), &open.nic.memory.pass());
+            tx.tally.flush(&open.nic.counters);
             tx.report_due().is_some_and(|next| {
                 *due = next;
                 true
@@ -290,7 +291,7 @@ impl SwitchWorker {
         let Some(more) = self.begin_turn(core, open) else { return PortTurn::Idle };
         let turn = self.send(core, open);
         let mut tx = open.tx.lock();
-        tx.tally.flush(&open.shared.counters);
+        tx.tally.flush(&open.nic.counters);
         self.note_report(open.index, tx.report_due());
         match turn {
             // This includes ports with waiting packets: their commands and debt do not wait.
@@ -320,18 +321,18 @@ impl SwitchWorker {
 
     /// Announces the port's addresses behind the uplink, if that was requested. The switch itself learns no addresses.
     fn announce(&self, open: &OpenPort) {
-        let shared = &open.shared;
-        if shared.state.take_rarp()
-            && shared.state.link_up()
+        let nic = &open.nic;
+        if nic.state.take_rarp()
+            && nic.state.link_up()
             && let Some(uplink) = self.core.uplink()
         {
-            uplink.announce(&rarp::frames(&shared.state.filter(), &shared.policy.load().policy));
+            uplink.announce(&rarp::frames(&nic.state.filter(), &nic.policy.load().policy));
         }
     }
 
     /// Executes the driver's commands, unless the port owes time for earlier ones.
     fn serve(&self, open: &OpenPort, tx: &mut PortTx) -> Served {
-        let memory = open.shared.memory.pass();
+        let memory = open.nic.memory.pass();
         if !tx.has_command(&memory) {
             return Served::default();
         }
@@ -339,7 +340,7 @@ impl SwitchWorker {
             return Served { more: true, ..Served::default() };
         }
         let began = clock::now();
-        let served = serve(tx, &open.shared, &memory);
+        let served = serve(tx, &memory);
         tx.charge_time(clock::now().saturating_duration_since(began));
         if served.filter_changed {
             self.core.outdate();
@@ -378,32 +379,40 @@ impl SwitchWorker {
 
     /// Carries a batch of frames of a queue.
     fn batch(&mut self, open: &OpenPort, tx: &mut PortTx, queue: usize) -> End {
-        let shared = &open.shared;
+        let nic = &open.nic;
         // All of these stay valid for the whole batch, and a thread that changes them waits for its end.
-        let (table, link) = (self.core.table(), shared.state.link().batch());
-        let memory = shared.memory.pass();
+        let (table, link) = (self.core.table(), nic.state.link().batch());
+        let memory = nic.memory.pass();
         let (stop, end, patience) = (&open.stop, &self.core.end, self.patience);
         let gathers = tx.polling.gathers();
         let (core, index) = (&self.core, open.index);
         let uplink = core.shares().map(|shares| (core.uplink_index(), shares));
-        let port = Sender { index, shared, stop, end, patience, gathers, uplink };
-        let mut frames = 0;
-        let end = match tx.start(queue, port, &memory, &mut self.scratch) {
-            Ok(Some(mut batch)) => {
-                let end = self.forwarder.forward(&mut batch, &table);
-                frames = batch.completed();
-                batch.finish(end)
-            }
-            Ok(None) => Ok(End::Drained),
-            Err(broken) => Err(broken),
+        let port = Sender { index, nic, stop, end, patience, gathers, uplink };
+        let forwarder = &mut self.forwarder;
+        let (frames, end) = match tx.start(queue, port, &memory, &mut self.scratch) {
+            Ok(Some(Started::Virtqueue(batch))) => carry(forwarder, batch, &table),
+            Ok(Some(Started::X550(batch))) => carry(forwarder, batch, &table),
+            Ok(None) => (0, Ok(End::Drained)),
+            Err(broken) => (0, Err(broken)),
         };
         drop((table, link));
         tx.polling.took(frames);
         tx.charge_frames(self.forwarder.take_segments());
         self.forwarder.signal();
         end.unwrap_or_else(|BrokenRing| {
-            tx.give_up(queue, shared);
+            tx.give_up(queue);
             End::Drained
         })
     }
+}
+
+/// Carries a batch of frames. Returns their number, and the reason for its end.
+fn carry<R: SendRing>(
+    forwarder: &mut Forwarder,
+    mut batch: TxBatch<'_, R>,
+    table: &Table,
+) -> (usize, Result<End, BrokenRing>) {
+    let end = forwarder.forward(&mut batch, table);
+    let frames = batch.completed();
+    (frames, batch.finish(end))
 }

@@ -95,9 +95,7 @@ impl VirtioDevice for Watchdog {
                 Ok(())
             }
             DeviceSpecific::Config(_) => Err(StateError::Shape("configuration lengths")),
-            DeviceSpecific::Net(_) | DeviceSpecific::Iommu(_) | DeviceSpecific::Block(_) => {
-                Err(StateError::Shape("kinds of device"))
-            }
+            _ => Err(StateError::Shape("kinds of device")),
         }
     }
 }

@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::lost_interrupts::LostInterrupts;
-use crate::os::eventfd::borrow;
+use crate::os::eventfd::is_signalled;
 use crate::state::{StateError, VectorState};
 
 /// No vector (`virtio 1.4 §4.1.4.3`, `VIRTIO_MSI_NO_VECTOR`).
@@ -224,16 +223,10 @@ impl Interrupts {
     }
 }
 
-/// True if a signal waits in `eventfd`. The signal is not consumed: restoring it would wake other waiters.
-fn is_signalled(eventfd: &EventFd) -> bool {
-    let fd = borrow(eventfd);
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::eventfd::borrow;
 
     #[test]
     fn a_vector_beyond_the_table_maps_to_none() {

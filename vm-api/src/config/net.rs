@@ -1,6 +1,7 @@
 //! NICs, PFs and VFs: `--net`, `--net-vf` and their JSON.
 
 pub mod backend;
+pub mod model;
 pub mod policy;
 pub mod switch;
 pub mod vf_range;
@@ -18,6 +19,7 @@ use crate::config::keys;
 use crate::config::keys::Key;
 use crate::config::mac::{MacAddress, MacChoice};
 use crate::config::net::backend::BackendConfig;
+use crate::config::net::model::NicModel;
 use crate::config::net::policy::PolicyConfig;
 use crate::config::net::switch::SwitchMode;
 use crate::config::net::vf_range::VfRange;
@@ -30,6 +32,7 @@ use crate::config::value::read;
 const ORDER: &[&str] = &[
     "id",
     "index",
+    "model",
     "tap",
     "ip",
     "mask",
@@ -63,6 +66,12 @@ pub struct NetConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(limits = ID)]
     pub id: Option<String>,
+    /// NIC that the guest sees: virtio, or x550, an Intel X550 with up to 63 VFs that the guest's ixgbe driver
+    /// configures. An X550 always has a switch, whose uplink is the tap or fd given here, and takes no key that the
+    /// guest decides (docs/guide/x550.md).
+    #[option("model=virtio|x550", default = NicModel::Virtio)]
+    #[serde(skip_serializing_if = "NicModel::is_virtio")]
+    pub model: NicModel,
     /// Carrier of the packets on the host.
     #[option(flatten)]
     pub backend: BackendConfig,
@@ -135,6 +144,7 @@ pub struct NetConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uplink_rate: Option<u32>,
     /// Number of SR-IOV virtual functions (VFs) to reserve, up to 32512. The guest enables them through sriov_numvfs.
+    /// With model=x550, up to 63.
     #[option("sriov_vfs=<number>")]
     #[schema(maximum = 32_512)]
     pub sriov_vfs: u16,
@@ -402,8 +412,18 @@ mod tests {
         let names = |keys: Vec<Key>| keys.into_iter().map(|key| key.name).collect::<Vec<_>>();
         let (nic, vf) = (names(NetConfig::keys()), names(VfConfig::keys()));
         let missing: Vec<_> = nic.into_iter().filter(|name| !vf.contains(name)).collect();
-        let of_the_pf =
-            ["id", "standby", "pci_segment", "pci_device_id", "iommu", "switch", "workers", "uplink_rate", "sriov_vfs"];
+        let of_the_pf = [
+            "id",
+            "model",
+            "standby",
+            "pci_segment",
+            "pci_device_id",
+            "iommu",
+            "switch",
+            "workers",
+            "uplink_rate",
+            "sriov_vfs",
+        ];
         assert_eq!(missing, of_the_pf);
     }
 
@@ -421,8 +441,8 @@ mod tests {
             vhost_user=off,vhost_mode=client,ops_size=1,ops_refill_time=2,vlan=5,storm=3,weight=9";
         assert_eq!(vf.to_string(), printed);
         let names: Vec<_> = NetConfig::keys().into_iter().map(|key| key.name).collect();
-        let ends = ["id", "tap", "ip", "mask", "mac", "host_mac", "mtu", "num_queues", "queue_size", "fd"];
-        assert_eq!(names[..10], ends);
+        let ends = ["id", "model", "tap", "ip", "mask", "mac", "host_mac", "mtu", "num_queues", "queue_size", "fd"];
+        assert_eq!(names[..11], ends);
         assert_eq!(names[names.len() - 6..], ["mirror", "weight", "switch", "workers", "uplink_rate", "sriov_vfs"]);
     }
 
@@ -430,7 +450,7 @@ mod tests {
     fn a_flattened_field_is_refused_as_any_other() {
         let refused = |text: &str| serde_json::from_str::<NetConfig>(text).unwrap_err().to_string();
         assert!(
-            refused(r#"{"x": 1}"#).starts_with("unknown field `x`, expected one of `id`, `tap`, `ip`, `mask`, `mac`")
+            refused(r#"{"x": 1}"#).starts_with("unknown field `x`, expected one of `id`, `model`, `tap`, `ip`, `mask`")
         );
         assert!(refused(r#"{"storm": 1, "storm": 2}"#).starts_with("duplicate field `storm`"));
         assert!(refused(r#"{"vhost_user": 1}"#).starts_with("invalid type: integer `1`, expected a boolean"));

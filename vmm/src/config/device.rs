@@ -5,8 +5,10 @@ use std::path::Path;
 use virtio_devices::{BalloonSpec, BlockSpec, MemSpec, PmemSpec, RngSpec, RtcSpec, VhostUserDeviceSpec, VsockSpec};
 
 use crate::config::net::backend::MissingBackend;
+use crate::config::net::x550::X550Plan;
 use crate::config::sriov::{NetPlan, NicPlan};
 use crate::vfio::VfioSpec;
+use vm_api::config::mac::MacAddress;
 
 /// Device of bus 0, with a value for each setting that was left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub struct DevicePlan {
 pub enum DeviceKind {
     /// A NIC, or a PF with its VFs.
     Net(NetPlan),
+    /// An Intel X550 with its VFs.
+    X550(X550Plan),
     /// A disk.
     Disk(BlockSpec),
     /// The virtio console.
@@ -73,12 +77,25 @@ pub struct IommuSpec {
 }
 
 impl DevicePlan {
-    /// The NIC, or the PF with its VFs, if the device is one.
+    /// The virtio NIC, or the virtio PF with its VFs, if the device is one.
     pub const fn net(&self) -> Option<&NetPlan> {
         match &self.kind {
             DeviceKind::Net(net) => Some(net),
             _ => None,
         }
+    }
+
+    /// The X550, if the device is one.
+    pub const fn x550(&self) -> Option<&X550Plan> {
+        match &self.kind {
+            DeviceKind::X550(x550) => Some(x550),
+            _ => None,
+        }
+    }
+
+    /// The MAC addresses of its functions that the host chooses or gives.
+    pub(crate) fn macs(&self) -> impl Iterator<Item = MacAddress> + '_ {
+        self.nics().map(|nic| MacAddress(nic.spec.mac)).chain(self.x550().map(|x550| x550.mac))
     }
 
     /// True if the configuration has fields for the device's id and slot
@@ -100,7 +117,8 @@ impl DevicePlan {
         match &self.kind {
             DeviceKind::Net(net) => net.functions().any(|function| function.backend.needs_shared_memory()),
             DeviceKind::VhostUser(_) => true,
-            DeviceKind::Disk(_)
+            DeviceKind::X550(_)
+            | DeviceKind::Disk(_)
             | DeviceKind::Console
             | DeviceKind::Rng(_)
             | DeviceKind::Balloon(_)
@@ -122,10 +140,14 @@ impl DevicePlan {
 
     /// Number of VFs that it reserves.
     pub fn total_vfs(&self) -> u16 {
-        self.net().map_or(0, |net| u16::try_from(net.vfs.len()).unwrap_or(u16::MAX))
+        match &self.kind {
+            DeviceKind::Net(net) => u16::try_from(net.vfs.len()).unwrap_or(u16::MAX),
+            DeviceKind::X550(x550) => x550.total_vfs,
+            _ => 0,
+        }
     }
 
-    /// The functions of a NIC: the NIC or PF, then the VFs by index.
+    /// The functions of a virtio NIC: the NIC or PF, then the VFs by index.
     pub fn nics(&self) -> impl Iterator<Item = &NicPlan> {
         self.net().into_iter().flat_map(NetPlan::functions)
     }
@@ -168,6 +190,7 @@ impl DevicePlan {
             | DeviceKind::Rtc(_)
             | DeviceKind::Iommu(_) => false,
             DeviceKind::Net(_)
+            | DeviceKind::X550(_)
             | DeviceKind::Disk(_)
             | DeviceKind::Vsock(_)
             | DeviceKind::VhostUser(_)
@@ -178,9 +201,10 @@ impl DevicePlan {
 
     /// The names of its functions: its own, then those of its VFs by index.
     pub fn names(&self) -> Vec<String> {
-        match self.net() {
-            Some(net) => net.functions().map(|function| function.spec.id.clone()).collect(),
-            None => vec![self.id.clone()],
+        match &self.kind {
+            DeviceKind::Net(net) => net.functions().map(|function| function.spec.id.clone()).collect(),
+            DeviceKind::X550(x550) => x550.names().collect(),
+            _ => vec![self.id.clone()],
         }
     }
 }

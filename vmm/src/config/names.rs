@@ -87,7 +87,8 @@ fn in_use(subject: String, what: String, user: String, remedy: &str) -> ConfigEr
 const EACH_ITS_OWN: &str = "give each NIC and each VF its own";
 const GIVE_BY_NET_VF: &str = "give the VF another by --net-vf";
 
-fn vf_id(nic: &str, index: u16) -> String {
+/// The name of VF `index` of the NIC `nic`.
+pub(crate) fn vf_id(nic: &str, index: u16) -> String {
     format!("{nic}v{index}")
 }
 

@@ -7,3 +7,4 @@ pub(crate) mod pool;
 pub(crate) mod switch;
 mod uplink_rate;
 pub(crate) mod vf_ranges;
+pub(crate) mod x550;

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 use crate::config::numa::NumaNode;
-use crate::config::sriov::{self, NetPlan, NicPlan};
+use crate::config::sriov::{self, AnyNic, NetPlan, NicPlan};
 use crate::config::virtio::{balloon, mem, pmem, rng, vhost_user, vsock};
 use crate::config::{console, disk, iommu, json_names, machine, memory, numa, on_off, rtc, segments, vfio};
 use crate::pci_layout::Weights;
@@ -59,13 +59,16 @@ impl VmPlan {
             config.vdpa.iter().map(|vdpa| (VdpaConfig::OPTION, vdpa.pci_segment, vdpa.pci_device_id, vdpa.iommu));
         let ids = config.ids();
         let plans = sriov::plan(&config.net, &config.vdpa, &ids, vcpus, count)?;
-        let device = |(net, (flag, pci_segment, pci_device_id, iommu)): (NetPlan, _)| DevicePlan {
+        let device = |(nic, (flag, pci_segment, pci_device_id, iommu)): (AnyNic, _)| DevicePlan {
             flag,
-            id: net.id().to_string(),
+            id: nic.id().to_string(),
             pci_segment,
             pci_device_id,
             iommu,
-            kind: DeviceKind::Net(net),
+            kind: match nic {
+                AnyNic::Virtio(net) => DeviceKind::Net(net),
+                AnyNic::X550(x550) => DeviceKind::X550(x550),
+            },
         };
         let mut nics: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
         let vdpas = nics.split_off(config.net.len());
@@ -109,7 +112,7 @@ impl VmPlan {
         Ok(plan)
     }
 
-    /// The NICs of `--net` and `--vdpa`.
+    /// The virtio NICs of `--net` and `--vdpa`.
     pub fn nets(&self) -> impl Iterator<Item = &NetPlan> {
         self.devices.iter().filter_map(DevicePlan::net)
     }
@@ -160,7 +163,16 @@ impl VmPlan {
         for (place, device) in config.places_mut().zip(self.devices.iter().filter(|device| device.has_place())) {
             *place.id = Some(device.id.clone());
         }
-        for (net, plan) in config.net.iter_mut().zip(self.nets()) {
+        let nics = self.devices.iter().filter(|device| device.net().is_some() || device.x550().is_some());
+        for (net, device) in config.net.iter_mut().zip(nics) {
+            let plan = match &device.kind {
+                DeviceKind::Net(plan) => plan,
+                DeviceKind::X550(x550) => {
+                    net.mac = Some(x550.mac.into());
+                    continue;
+                }
+                _ => continue,
+            };
             if plan.pf.backend.has_own_mac() {
                 let vfs = (0..).zip(&plan.vfs).filter(|(_, vf)| !vf.backend.has_own_mac());
                 vfs.for_each(|(index, vf)| net.vf_mut(index).mac = Some(MacAddress(vf.spec.mac).into()));

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::config::sriov::NetPlan;
+use crate::config::device::DevicePlan;
 use vm_api::config::mac::MacAddress;
 
 /// An address of two devices.
@@ -16,14 +16,14 @@ pub(crate) struct SharedMac {
 
 impl SharedMac {
     /// The addresses that devices share with others before them, one for each device.
-    pub(crate) fn all<'n>(nets: impl Iterator<Item = &'n NetPlan>) -> Vec<Self> {
-        let (mut users, mut shared) = (HashMap::new(), Vec::new());
-        for net in nets {
-            let macs = || net.functions().map(|function| MacAddress(function.spec.mac));
-            if let Some((mac, user)) = macs().find_map(|mac| Some((mac, *users.get(&mac)?))) {
-                shared.push(Self { mac, devices: [user, net.id()].map(str::to_string) });
+    pub(crate) fn all(devices: &[DevicePlan]) -> Vec<Self> {
+        let (mut users, mut shared) = (HashMap::<_, &str>::new(), Vec::new());
+        for device in devices {
+            let id = device.id.as_str();
+            if let Some((mac, user)) = device.macs().find_map(|mac| Some((mac, *users.get(&mac)?))) {
+                shared.push(Self { mac, devices: [user, id].map(str::to_string) });
             }
-            macs().for_each(|mac| _ = users.entry(mac).or_insert(net.id()));
+            device.macs().for_each(|mac| _ = users.entry(mac).or_insert(id));
         }
         shared
     }
@@ -46,7 +46,7 @@ mod tests {
     fn two_devices_with_one_address_are_named_once() {
         let shared = |nets: &[&str]| {
             let net = nets.iter().map(|net| net.parse().unwrap()).collect();
-            SharedMac::all(VmPlan::of(&VmConfig { net, ..VmConfig::default() }).unwrap().nets())
+            SharedMac::all(&VmPlan::of(&VmConfig { net, ..VmConfig::default() }).unwrap().devices)
         };
         let (one, derived) = ("52:54:00:00:00:01", "06:00:00:01:00:03");
         assert_eq!(shared(&["id=a", &format!("id=b,mac={one}"), &format!("id=c,mac={derived}")]), []);

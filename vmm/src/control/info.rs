@@ -122,7 +122,7 @@ fn nic(instance: &Instance, plugged: &Plugged) -> Option<NicInfo> {
             id: plan.id().to_string(),
             bdf: plugged.address().to_string(),
             mac: MacAddress(port.mac()),
-            backend: backend(plugged, (None, &plan.pf), port),
+            backend: backend(plugged, (None, Some(&plan.pf)), port),
             link: link(port),
             needs_reset,
             stopped_by,
@@ -150,33 +150,37 @@ fn link(port: &dyn HostNic) -> Link {
 }
 
 fn sriov(instance: &Instance, plugged: &Plugged) -> Option<SriovInfo> {
-    let plan = plugged.plan().net()?;
+    // An X550's functions are ports of its switch: they have no plans of their own.
+    let plan = plugged.plan().net();
+    let id = plan.map(NetPlan::id).or_else(|| plugged.plan().x550().map(|x550| x550.id.as_str()))?;
     let placement = plugged.placement();
     let vfs = placement.vfs?;
+    let pf = plan.map(|plan| &plan.pf);
     let (status, mac, (backend, link), (needs_reset, stopped_by)) = plugged.slot().with(|device| {
         let status = device.sriov_status()?;
         let state = (needs_reset(device, None), stopped_by(device, None));
         let port = device.host_nic(None)?;
-        Some((status, MacAddress(port.mac()), (backend(plugged, (None, &plan.pf), port), link(port)), state))
+        Some((status, MacAddress(port.mac()), (backend(plugged, (None, pf), port), link(port)), state))
     })??;
-    let vf = |(index, nic): (VfIndex, &NicPlan)| {
-        let policy = instance.policy(plan.id(), Some(index.0));
+    let vf = |index: VfIndex| {
+        let policy = instance.policy(id, Some(index.0));
+        let nic = plan.and_then(|plan| plan.vfs.get(usize::from(index.0)));
         vf(plugged, index, placement.bdf(vfs.vf_rid(placement.rid, index)), (nic, policy))
     };
     Some(SriovInfo {
-        id: plan.id().to_string(),
+        id: id.to_string(),
         bdf: plugged.address().to_string(),
         mac,
         backend,
         link,
         needs_reset,
         stopped_by,
-        policy: instance.policy(plan.id(), None),
+        policy: instance.policy(id, None),
         switch: plugged.switch().map(switch),
         total_vfs: vfs.total_vfs,
         num_vfs: status.num_vfs,
         enabled: status.vf_enable,
-        vfs: (0..).map(VfIndex).zip(&plan.vfs).filter_map(vf).collect(),
+        vfs: (0..vfs.total_vfs).map(VfIndex).filter_map(vf).collect(),
     })
 }
 
@@ -196,7 +200,7 @@ fn switch(switch: &Switch) -> SwitchInfo {
     }
 }
 
-fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, of: (&NicPlan, PolicyInfo)) -> Option<VfInfo> {
+fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, of: (Option<&NicPlan>, PolicyInfo)) -> Option<VfInfo> {
     let (plan, policy) = of;
     plugged.slot().with(|device| {
         let status = device.function_status(Some(index))?;
@@ -221,8 +225,8 @@ fn vf(plugged: &Plugged, index: VfIndex, address: Bdf, of: (&NicPlan, PolicyInfo
     })?
 }
 
-fn backend(plugged: &Plugged, (vf, plan): (Option<VfIndex>, &NicPlan), port: &dyn HostNic) -> BackendInfo {
-    let was_passed = matches!(plan.backend, BackendPlan::Fds { .. });
+fn backend(plugged: &Plugged, (vf, plan): (Option<VfIndex>, Option<&NicPlan>), port: &dyn HostNic) -> BackendInfo {
+    let was_passed = plan.is_some_and(|plan| matches!(plan.backend, BackendPlan::Fds { .. }));
     let kind = match port.backend_kind() {
         virtio_devices::BackendKind::Tap if was_passed => BackendKind::Fd,
         virtio_devices::BackendKind::Tap => BackendKind::Tap,

@@ -5,7 +5,7 @@ use virtio_devices::{
     VhostKernel, VhostNet, VhostNetError, VhostUserDevice, VhostUserDeviceSpec, VhostUserError,
 };
 
-use crate::config::{BackendPlan, MissingBackend, NetPlan, NicPlan, Options as _, UplinkPlan, VdpaConfig, Vhost};
+use crate::config::{BackendPlan, MissingBackend, NetPlan, NicPlan, Options as _, SwitchPlan, UplinkPlan, VdpaConfig, Vhost};
 use crate::devices::passed_taps::{NicTaps, PassedTaps, TapOf};
 use crate::devices::vhost_user_backends::VhostUserBackends;
 use crate::error_kind::ErrorKind;
@@ -144,16 +144,8 @@ impl<'a> BackendOpener<'a> {
     /// Fails if its uplink does not exist or is in use, or the host has no descriptors for it.
     pub(crate) fn switch(&mut self, plan: &NetPlan) -> Result<Option<Switch>, BackendError> {
         let Some(switch) = &plan.switch else { return Ok(None) };
-        let of = TapOf { id: plan.id().to_string(), vf: None, uplink: true };
-        let uplink = match &switch.uplink {
-            Some(UplinkPlan::Tap(spec)) => Some(self.tap(spec, of)?),
-            Some(UplinkPlan::Fd(fd)) => Some(self.tap_of_fds(&[*fd], of)?),
-            None => None,
-        };
         let ports = u16::try_from(plan.functions().count()).unwrap_or(u16::MAX);
-        let (id, mode, workers) = (plan.id().to_string(), switch.mode, switch.workers);
-        let uplink_rate = switch.uplink_rate;
-        let switch = Switch::new(SwitchSpec { id, mode, ports, workers, uplink, uplink_rate })?;
+        let switch = self.empty_switch(plan.id(), switch, ports)?;
         let settings = (0..).zip(plan.functions()).filter_map(|(port, function)| match function.backend {
             BackendPlan::Port(settings) => Some((port, settings)),
             _ => None,
@@ -161,6 +153,22 @@ impl<'a> BackendOpener<'a> {
         // No worker runs before the first port is opened.
         drop(switch.set_ports(settings));
         Ok(Some(switch))
+    }
+
+    /// Opens the switch of the NIC `id`, with as many ports as `ports` that have no NIC yet.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::switch`].
+    pub(crate) fn empty_switch(&mut self, id: &str, plan: &SwitchPlan, ports: u16) -> Result<Switch, BackendError> {
+        let of = TapOf { id: id.to_string(), vf: None, uplink: true };
+        let uplink = match &plan.uplink {
+            Some(UplinkPlan::Tap(spec)) => Some(self.tap(spec, of)?),
+            Some(UplinkPlan::Fd(fd)) => Some(self.tap_of_fds(&[*fd], of)?),
+            None => None,
+        };
+        let (id, mode, workers) = (id.to_string(), plan.mode, plan.workers);
+        Ok(Switch::new(SwitchSpec { id, mode, ports, workers, uplink, uplink_rate: plan.uplink_rate })?)
     }
 
     /// Opens the backend of `plan`, which `option` names, at `site`.

@@ -48,6 +48,11 @@ impl NicCounters {
         functions.map(|(net, plan)| Self { own: net.counters(), frames: frames(net, plan) }).collect()
     }
 
+    /// Counters of a function whose frames this program carries.
+    pub(crate) fn of_own(own: Arc<NetCounters>) -> Self {
+        Self { own, frames: Frames::Own }
+    }
+
     /// The counters of the same function over another backend.
     pub(crate) fn with_backend(&self, kind: BackendKind, name: &str, plan: &BackendPlan) -> Self {
         let frames = Frames::of(kind, name, plan, &mut Interfaces::default());

@@ -29,6 +29,7 @@ mod vfio;
 mod vhost_user;
 mod vsock;
 mod watchdog;
+mod x550;
 
 use virtio_devices::{BlockCounter, BlockLatencies, Counter, CounterText};
 
@@ -70,6 +71,7 @@ pub(super) fn open(site: &Site<'_>, opener: &mut BackendOpener<'_>) -> Result<Op
     match &site.plan.kind {
         DeviceKind::Console => console::open(site),
         DeviceKind::Net(net) => net::open(net, site, opener),
+        DeviceKind::X550(plan) => x550::open(plan, site, opener),
         DeviceKind::Disk(spec) => disk::open(spec, site),
         DeviceKind::Rng(spec) => rng::open(spec, site),
         DeviceKind::Balloon(spec) => balloon::open(spec, site),
@@ -90,6 +92,7 @@ pub(crate) fn files(plan: &DevicePlan) -> Vec<Rule> {
     let option = plan.option();
     match &plan.kind {
         DeviceKind::Net(net) => net::files(net, &option),
+        DeviceKind::X550(plan) => x550::files(plan, &option),
         DeviceKind::Disk(spec) => disk::files(spec, &option),
         DeviceKind::Rng(spec) => rng::files(spec, &option),
         DeviceKind::Vsock(spec) => vsock::files(spec, &option),
@@ -116,6 +119,7 @@ pub(crate) fn all_files(plans: &[DevicePlan]) -> Vec<Rule> {
 pub(crate) fn open_files(plan: &DevicePlan) -> u64 {
     match &plan.kind {
         DeviceKind::Net(net) => net::open_files(net),
+        DeviceKind::X550(plan) => x550::open_files(plan),
         DeviceKind::Disk(spec) => disk::open_files(spec),
         DeviceKind::Console => console::OPEN_FILES,
         DeviceKind::Rng(_) => rng::OPEN_FILES,
@@ -136,6 +140,7 @@ pub(crate) fn open_files(plan: &DevicePlan) -> u64 {
 pub(crate) fn threads(plan: &DevicePlan) -> u64 {
     match &plan.kind {
         DeviceKind::Net(net) => net::threads(net),
+        DeviceKind::X550(plan) => x550::threads(plan),
         DeviceKind::Disk(spec) => disk::threads(spec),
         DeviceKind::Console => console::THREADS,
         DeviceKind::Rng(_) => rng::THREADS,
@@ -159,6 +164,7 @@ pub(super) fn unsaved(plan: &DevicePlan, is_driven: impl FnOnce() -> bool) -> Op
         DeviceKind::Pmem(spec) => pmem::unsaved(spec),
         DeviceKind::VhostUser(spec) => vhost_user::unsaved(spec).filter(|_| is_driven()),
         DeviceKind::Net(_)
+        | DeviceKind::X550(_)
         | DeviceKind::Disk(_)
         | DeviceKind::Console
         | DeviceKind::Rng(_)

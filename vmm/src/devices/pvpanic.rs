@@ -12,8 +12,8 @@ use pci::{
     Window, WindowId,
 };
 use virtio_devices::{
-    CounterText, DeviceSpecific, DeviceState, FunctionState, Inspect, Lifecycle, NO_VECTOR, Outcome, STATE_VERSION,
-    Signals, StateError, Thread, TransportState,
+    CounterText, DeviceSpecific, DeviceState, FunctionState, Inspect, Lifecycle, Outcome, STATE_VERSION, Signals,
+    StateError, Thread, TransportState,
 };
 
 use crate::telemetry::events::{Events, Source, Tell, Watched};
@@ -177,17 +177,7 @@ impl Inspect for Pvpanic {}
 impl Pvpanic {
     /// The state of such a device with this configuration space, which is all of its changing state.
     fn state(&self) -> DeviceState {
-        let transport = TransportState {
-            status: 0,
-            device_feature_select: 0,
-            driver_feature_select: 0,
-            driver_features: [0; 4],
-            config_vector: NO_VECTOR,
-            queue_select: 0,
-            queues: Vec::new(),
-            isr: 0,
-            vectors: Vec::new(),
-        };
+        let transport = TransportState::unused();
         let function = FunctionState {
             config: self.config.save(),
             transport,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use virtio_devices::{PassedSockets, PassedTap, SocketHandle};
 use vm_memory::{GuestAddressSpace as _, GuestMemoryBackend as _, GuestMemoryRegion as _};
 
-use crate::config::{MemoryConfig, VmConfig, VmPlan};
+use crate::config::{DevicePlan, MemoryConfig, VmConfig, VmPlan};
 use crate::devices::passed_taps::{PassedTaps, TapOf};
 use crate::vm::Vm;
 use crate::vm::memory::PassedRegion;
@@ -119,6 +119,7 @@ impl PassedState {
             let own = functions.map(|(nic, vf)| ((net.id(), vf, false), nic.spec.queue_pairs));
             room.extend(own.chain(net.switch.iter().map(|_| ((net.id(), None, true), 1))));
         }
+        room.extend(plan.devices.iter().filter_map(DevicePlan::x550).map(|x550| ((x550.id.as_str(), None, true), 1)));
         let ends = [&config.serial, &config.console].into_iter().filter_map(|end| end.socket.as_ref());
         let mut paths: Vec<_> = ends.chain(config.vsock.as_ref().map(|vsock| &vsock.socket)).collect();
         for socket in &self.sockets {

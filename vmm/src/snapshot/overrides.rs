@@ -4,8 +4,8 @@
 use std::collections::HashSet;
 
 use crate::config::{
-    BackendConfig, BackendPlan, MissingBackend, NicPlan, OnMissingBackend, PlannedVm, RestoreConfig, RestoredBackend,
-    RestoredNet, VmConfig, ZoneUpdate,
+    BackendConfig, BackendPlan, DevicePlan, MissingBackend, NicPlan, OnMissingBackend, PlannedVm, RestoreConfig,
+    RestoredBackend, RestoredNet, VmConfig, ZoneUpdate,
 };
 use crate::snapshot::state_file::SavedDescriptors;
 
@@ -14,7 +14,8 @@ fn backend<'a>(config: &'a mut VmConfig, id: &str, vf: Option<u16>) -> Option<&'
     let net = config.net.iter_mut().find(|net| net.id.as_deref() == Some(id))?;
     match vf {
         None => Some(&mut net.backend),
-        Some(index) if index < net.sriov_vfs => Some(&mut net.vf_mut(index).backend),
+        // The VFs of an X550 are its guest's.
+        Some(index) if index < net.sriov_vfs && net.model.is_virtio() => Some(&mut net.vf_mut(index).backend),
         Some(_) => None,
     }
 }
@@ -123,6 +124,11 @@ pub(crate) fn allow_missing(
         let vfs = (0..).take(net.vfs.len()).map(Some);
         std::iter::once(None).chain(vfs).map(|vf| (net.id().to_string(), vf))
     });
+    let x550s = planned.plan().devices.iter().filter_map(DevicePlan::x550);
+    if let Some(x550) = x550s.into_iter().find(|x550| down(&x550.id, None)) {
+        let what = "an X550's link follows its uplink; give it another tap (tap=), or leave it out";
+        return Err(format!("backends {}@link=down: {what}", x550.id));
+    }
     for (id, vf) in functions.collect::<Vec<_>>() {
         let Some(nic) = planned.nic_mut(&id, vf) else { continue };
         let is_down = down(&id, vf);

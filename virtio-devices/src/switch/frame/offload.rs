@@ -9,7 +9,7 @@ mod segments;
 #[cfg(test)]
 mod tests;
 
-use checksum::Sum;
+pub(crate) use checksum::Sum;
 pub(crate) use malformed::Malformed;
 pub(crate) use segments::Segments;
 use virtio_bindings::virtio_net::{

@@ -97,6 +97,11 @@ impl PolicyConfig {
     pub fn value_of(&self, key: &str) -> Option<String> {
         self.pairs_of(key).into_iter().next().map(|(_, value)| value)
     }
+
+    /// The keys that are given, with their values as on the command line.
+    pub fn given(&self) -> impl Iterator<Item = (&'static str, String)> {
+        Self::FIELDS.iter().flat_map(|field| self.pairs_of(field))
+    }
 }
 
 /// The kind of a VLAN's tags.

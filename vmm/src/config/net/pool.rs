@@ -4,6 +4,7 @@ use crate::config::net::nic::Nic;
 use crate::config::net::switch;
 use crate::config::net::uplink_rate;
 use crate::config::net::vf_ranges;
+use crate::config::net::x550;
 use crate::config::subject::Subject;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacChoice;
@@ -19,7 +20,7 @@ pub(crate) struct Pool<'a> {
     pub id: String,
     /// The settings of the NIC or PF.
     pub pf: &'a NetConfig,
-    /// The effective settings of each VF, by index: its own over the PF's.
+    /// The effective settings of each VF, by index: its own over the PF's. None for those of an X550.
     pub vfs: Vec<NetConfig>,
     subject: Subject,
 }
@@ -36,6 +37,10 @@ impl<'a> Pool<'a> {
         id: String,
         subject: Subject,
     ) -> Result<Self, ConfigError> {
+        if x550::is_x550(pf) {
+            // Its VFs are the guest's.
+            return Ok(Self { option, id, pf, vfs: Vec::new(), subject });
+        }
         let mut given = vec![None; usize::from(pf.sriov_vfs)];
         for vf in &pf.vfs {
             let fail = |problem| ConfigError::new(Subject::vf(&id, vf.index).bare(), problem);
@@ -75,6 +80,9 @@ impl<'a> Pool<'a> {
     ///
     /// Fails with the first mistake.
     pub(crate) fn check(&self, vcpus: u32) -> Result<(), ConfigError> {
+        if x550::is_x550(self.pf) {
+            return x550::check(self.pf, vcpus, &self.subject);
+        }
         switch::check(self.pf, vcpus, &self.subject)?;
         let functions: Vec<_> = self.functions().map(|(_, config)| config).collect();
         switch::check_port(self.pf, &functions, &self.subject)?;

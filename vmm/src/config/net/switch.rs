@@ -44,7 +44,12 @@ pub enum UplinkPlan {
 impl SwitchPlan {
     /// The switch of the PF that `config` describes, if it has one.
     pub(crate) fn of(config: &NetConfig) -> Option<Self> {
-        let mode = match config.switch? {
+        config.switch.map(|mode| Self::new(config, mode))
+    }
+
+    /// A switch of this mode, with the uplink of `config`.
+    pub(crate) fn new(config: &NetConfig, mode: Mode) -> Self {
+        let mode = match mode {
             Mode::Veb => SwitchMode::Veb,
             Mode::Vepa => SwitchMode::Vepa,
         };
@@ -59,7 +64,7 @@ impl SwitchPlan {
             (None, None) => None,
         };
         let uplink_rate = config.uplink_rate.and_then(NonZeroU32::new);
-        Some(Self { mode, workers: config.workers.unwrap_or(1), uplink, uplink_rate })
+        Self { mode, workers: config.workers.unwrap_or(1), uplink, uplink_rate }
     }
 }
 
@@ -131,9 +136,20 @@ pub(crate) fn check(pf: &NetConfig, vcpus: u32, subject: &Subject) -> Result<(),
         let what = "forwards by way of the uplink, and there is none; add tap=, or give switch=veb".to_string();
         return wrong(subject, "switch", value, Problem::Missing(what));
     }
-    if !pf.backend.is_given() {
-        check_no_tap(pf, "the switch has no uplink", "add tap=", subject)?;
+    check_closed(pf, subject)?;
+    check_workers(pf, vcpus, subject)
+}
+
+/// Refuses the keys of the uplink for a switch without one.
+pub(crate) fn check_closed(pf: &NetConfig, subject: &Subject) -> Result<(), ConfigError> {
+    if pf.backend.is_given() {
+        return Ok(());
     }
+    check_no_tap(pf, "the switch has no uplink", "add tap=", subject)
+}
+
+/// Checks the number of a switch's workers in a VM of `vcpus` vCPUs.
+pub(crate) fn check_workers(pf: &NetConfig, vcpus: u32, subject: &Subject) -> Result<(), ConfigError> {
     let workers = pf.workers.unwrap_or(1);
     let most = u32::from(MAX_WORKERS).min(vcpus);
     if workers == 0 || u32::from(workers) > most {

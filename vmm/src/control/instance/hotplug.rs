@@ -115,7 +115,7 @@ impl Instance {
 
     /// Warns of MAC addresses that several devices share, `id` among them if given.
     pub(super) fn warn_of_macs(&self, id: Option<&str>) {
-        let shared = SharedMac::all(self.planned.plan().nets()).into_iter();
+        let shared = SharedMac::all(&self.planned.plan().devices).into_iter();
         let asked = shared.filter(|shared| id.is_none_or(|id| shared.devices.iter().any(|device| device == id)));
         asked.for_each(|shared| log::warn!("{}", shared.warning()));
     }

@@ -29,6 +29,7 @@ impl Instance {
     /// or the request cannot be enforced. Fails after the change if a worker still handles packets from before it after
     /// 5 s; the change applies to all other packets.
     pub(crate) fn set_vf(&mut self, change: &SetVf, fds: Vec<OwnedFd>) -> Result<(), Failure> {
+        self.check_owner(change)?;
         let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         if let Some(backend) = change.backend(&numbers) {
             return self.connect(change, &backend, fds);
@@ -75,6 +76,23 @@ impl Instance {
             self.events.tell(Source::Sriov, "vf-policy", &properties);
         }
         set_vf::settle(replaced, pf, index)
+    }
+
+    /// Checks that the VFs of `change` are the host's.
+    ///
+    /// # Errors
+    ///
+    /// Fails for those of an X550.
+    pub(super) fn check_owner(&self, change: &SetVf) -> Result<(), Failure> {
+        let SetVf { pf, index, .. } = change;
+        let devices = &self.planned.plan().devices;
+        if !devices.iter().any(|device| device.x550().is_some_and(|x550| x550.id == *pf)) {
+            return Ok(());
+        }
+        let index = index.map(|index| format!(",index={index}")).unwrap_or_default();
+        let what = "the guest owns the functions of an X550 and sets their policies (ip link set <PF> vf); restrict the \
+                    NIC's uplink on the host (docs/guide/x550.md)";
+        Err(Failure::new(ErrorKind::Conflict, format!("pf={pf}{index}: {what}")))
     }
 
     /// Returns the changes since these settings. VFs one after another with the same change are together.

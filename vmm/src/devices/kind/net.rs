@@ -7,7 +7,9 @@ use pci::VfIndex;
 use virtio_devices::{Net, NetSriov, Switch};
 
 use super::site::{Opened, Site};
-use crate::config::{BackendPlan, MissingBackend, NetPlan, NicPlan, UplinkPlan, Vhost, VhostMode, net::switch};
+use crate::config::{
+    BackendPlan, MissingBackend, NetPlan, NicPlan, SwitchPlan, UplinkPlan, Vhost, VhostMode, net::switch,
+};
 use crate::devices::backends::{BackendOpener, NicSite, OF_SOCKET_OR_DEVICE, absent};
 use crate::devices::counters::NicCounters;
 use crate::devices::error::DeviceError;
@@ -106,10 +108,14 @@ fn nic(plan: &NicPlan, option: &str, site: NicSite, opener: &mut BackendOpener<'
 
 /// The files of the backends of its functions, and of its switch's uplink.
 pub(super) fn files(net: &NetPlan, option: &str) -> Vec<Rule> {
-    let uplink = net.switch.as_ref().and_then(|switch| switch.uplink.as_ref());
-    let uplink = uplink.filter(|uplink| matches!(uplink, UplinkPlan::Tap(_)));
-    let uplink = uplink.map(|_| Rule::new(option, "/dev/net/tun", READ | WRITE));
+    let uplink = net.switch.as_ref().and_then(|switch| uplink_file(switch, option));
     distinct(uplink.into_iter().chain(net.functions().flat_map(|nic| of_nic(nic, option))))
+}
+
+/// The file of the uplink of `switch`, if it is opened here.
+pub(super) fn uplink_file(switch: &SwitchPlan, option: &str) -> Option<Rule> {
+    let is_opened = matches!(switch.uplink, Some(UplinkPlan::Tap(_)));
+    is_opened.then(|| Rule::new(option, "/dev/net/tun", READ | WRITE))
 }
 
 /// The rules without duplicates: thousands of VFs use one /dev/net/tun.
@@ -148,8 +154,12 @@ fn of_nic(nic: &NicPlan, option: &str) -> Vec<Rule> {
 
 /// The files of the switch's workers and uplink, and of all functions, enabled or not.
 pub(super) fn open_files(net: &NetPlan) -> u64 {
-    let of_switch = net.switch.as_ref().map_or(0, |switch| u64::from(switch.workers) * OF_SWITCH_WORKER + OF_UPLINK);
-    of_switch + net.functions().map(files_of_function).sum::<u64>()
+    net.switch.as_ref().map_or(0, switch_files) + net.functions().map(files_of_function).sum::<u64>()
+}
+
+/// The number of files of the workers and the uplink of `switch`.
+pub(super) fn switch_files(switch: &SwitchPlan) -> u64 {
+    u64::from(switch.workers) * OF_SWITCH_WORKER + OF_UPLINK
 }
 
 /// Number of files of a function: one for each MSI-X vector (the queues', the control queue's, and that of

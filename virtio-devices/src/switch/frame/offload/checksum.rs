@@ -2,11 +2,11 @@
 
 /// A sum of 16-bit words, in network order, without the carries.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Sum(u64);
+pub(crate) struct Sum(u64);
 
 impl Sum {
     /// Adds `bytes`, which follow an even number of bytes; an odd last one is followed by a zero.
-    pub(super) fn and(self, bytes: &[u8]) -> Self {
+    pub(crate) fn and(self, bytes: &[u8]) -> Self {
         let (words, rest) = bytes.as_chunks::<4>();
         // Frames are short: 2^32 such words would be needed for an overflow.
         let sum = words.iter().fold(self.0, |sum, word| sum + u64::from(u32::from_be_bytes(*word)));
@@ -16,12 +16,12 @@ impl Sum {
     }
 
     /// Adds a number of 32 bits, such as a length.
-    pub(super) const fn and_number(self, number: u32) -> Self {
+    pub(crate) const fn and_number(self, number: u32) -> Self {
         Self(self.0 + number as u64)
     }
 
     /// The checksum.
-    pub(super) const fn checksum(self) -> u16 {
+    pub(crate) const fn checksum(self) -> u16 {
         let mut sum = self.0;
         while sum > 0xffff {
             sum = (sum >> 16) + (sum & 0xffff);
@@ -31,7 +31,7 @@ impl Sum {
 
     /// The checksum, for a protocol where 0 means none (`RFC 768`). Both forms of 0 are equal in a sum, so that this is
     /// right for other protocols, too.
-    pub(super) const fn checksum_not_zero(self) -> u16 {
+    pub(crate) const fn checksum_not_zero(self) -> u16 {
         match self.checksum() {
             0 => 0xffff,
             checksum => checksum,

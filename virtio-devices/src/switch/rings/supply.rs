@@ -15,7 +15,7 @@ const RECOVERED: u16 = 32;
 #[derive(Debug, Default)]
 pub(crate) struct Supply {
     /// Set if the driver has provided no buffers for a while: no frame waits for them in the period of
-    /// [waits](super::Waits) that began then.
+    /// [waits](crate::switch::account::waits::Waits) that began then.
     pub congested: Option<Instant>,
     /// The beginning of a sender's wait for its buffers.
     pub awaited: Option<Instant>,

@@ -1,0 +1,209 @@
+//! A receive ring of an X550.
+
+use std::cell::Cell;
+
+use x550::descriptor::{Received, receive_buffer};
+use x550::{Counter as Statistic, Direction, Place, ReceiveQueue, VfCounter};
+
+use super::{DESCRIPTOR, address, publish, read, write};
+use crate::DmaView;
+use crate::frames::net_protocol::ethernet::is_multicast;
+use crate::frames::net_protocol::header::{FLAGS, HEADER};
+use crate::net::{Counter, Tally};
+use crate::queue::ring::BrokenRing;
+use crate::switch::frame::body::Body;
+use crate::switch::rings::supply::is_enough;
+use crate::switch::rings::{Lack, Supply};
+use crate::x550_sriov::X550Handle;
+
+/// The two addresses of a frame, after which a VLAN tag may follow.
+const ADDRESSES: usize = 12;
+/// The Ethernet type of a VLAN tag that the NIC removes.
+const VLAN_TAG: [u8; 2] = [0x81, 0];
+/// RXE of a descriptor's errors: the frame is not usable (`Extended Error`).
+const RECEIVE_ERROR: u64 = 1 << 29;
+/// `VIRTIO_NET_HDR_F_DATA_VALID`: the checksum was checked.
+const DATA_VALID: u8 = virtio_bindings::virtio_net::VIRTIO_NET_HDR_F_DATA_VALID as u8;
+
+/// A receive queue of an X550.
+pub(crate) struct X550Receive {
+    registers: X550Handle,
+    /// The queue of the NIC, 0 to 127.
+    queue: u16,
+    /// True if the driver must be told of frames.
+    has_news: Cell<bool>,
+}
+
+/// The buffers of a receive queue that is locked for a run.
+pub(crate) struct X550Room<'r, 'm> {
+    receive: &'r X550Receive,
+    memory: &'m DmaView,
+    /// The frame that is written.
+    whole: &'r mut Vec<u8>,
+    /// The registers at the start of the run.
+    queue: ReceiveQueue,
+    /// The number of descriptors in the ring.
+    count: u32,
+    /// The next descriptor to use, and how many the driver has provided from there.
+    head: u32,
+    available: u32,
+    frames: u64,
+    bytes: u64,
+    groups: u64,
+}
+
+impl X550Receive {
+    /// The receive queue with this number of the NIC.
+    pub(crate) fn new(registers: X550Handle, queue: u16) -> Self {
+        Self { registers, queue, has_news: Cell::new(false) }
+    }
+
+    /// Begins a run; `None` if the queue is disabled.
+    pub(crate) fn room<'r, 'm>(&'r self, memory: &'m DmaView, whole: &'r mut Vec<u8>) -> Option<X550Room<'r, 'm>> {
+        let queue = self.registers.lock().receive_queue(self.queue);
+        let count = queue.len / DESCRIPTOR as u32;
+        let (head, available) = (queue.head, queue.available());
+        let (frames, bytes, groups) = (0, 0, 0);
+        let room = X550Room { receive: self, memory, whole, queue, count, head, available, frames, bytes, groups };
+        queue.enabled.then_some(room)
+    }
+
+    /// Sends the interrupt for the frames since the last call. Returns true if there were any.
+    pub(crate) fn signal(&self) -> bool {
+        let has_news = self.has_news.take();
+        if has_news {
+            self.registers.queue_event(Direction::Receive, self.queue);
+        }
+        has_news
+    }
+
+    /// True if the driver has provided buffers.
+    pub(crate) fn has_buffers(&self) -> bool {
+        self.registers.lock().receive_queue(self.queue).available() != 0
+    }
+}
+
+impl X550Room<'_, '_> {
+    /// Writes a frame; see [`Room::fill`](crate::switch::receiver::Room::fill). `header` says if its checksums are
+    /// known to be correct.
+    pub(crate) fn fill(
+        &mut self,
+        header: &[u8; HEADER],
+        front: &[u8],
+        (body, rest): (&Body<'_, '_, '_>, usize),
+        supply: &mut Supply,
+        tally: &mut Tally,
+    ) -> Result<Option<Lack>, BrokenRing> {
+        let mut whole = std::mem::take(self.whole);
+        whole.clear();
+        whole.extend_from_slice(front);
+        whole.resize(front.len() + rest, 0);
+        body.read(whole.get_mut(front.len()..).unwrap_or_default());
+        let filled = self.fill_whole(header[FLAGS] & DATA_VALID != 0, &mut whole, supply, tally);
+        *self.whole = whole;
+        filled
+    }
+
+    fn fill_whole(
+        &mut self,
+        is_valid: bool,
+        frame: &mut Vec<u8>,
+        supply: &mut Supply,
+        tally: &mut Tally,
+    ) -> Result<Option<Lack>, BrokenRing> {
+        let is_group = frame.first_chunk().is_some_and(is_multicast);
+        let len = frame.len();
+        let vlan = if self.queue.strips_vlan { strip(frame) } else { None };
+        let size = usize::try_from(self.queue.buffer).unwrap_or(0);
+        let too_long = self.queue.longest.is_some_and(|longest| len > usize::from(longest));
+        let Some(needed) = frame.len().max(1).div_ceil(size.max(1)).try_into().ok().filter(|_| size != 0 && !too_long)
+        else {
+            return Ok(Some(Lack::Length));
+        };
+        // One descriptor always stays with the driver.
+        if needed >= self.count {
+            return Ok(Some(Lack::Length));
+        }
+        if needed > self.available {
+            return Ok(Some(Lack::Buffers));
+        }
+        let size_of_ring = u16::try_from(self.count).unwrap_or(u16::MAX);
+        if supply.congested.is_some() && is_enough(u16::try_from(self.available).unwrap_or(u16::MAX), size_of_ring) {
+            supply.congested = None;
+        }
+        let checked = is_valid.then_some(true);
+        for (n, part) in (1..=needed).zip(frame.chunks(size)) {
+            let part_len = u16::try_from(part.len()).unwrap_or(u16::MAX);
+            let ends = n == needed;
+            let result = Received { len: part_len, ends, vlan: vlan.filter(|_| ends), ..Received::default() };
+            let result = if ends { Received { l4_checked: checked, ip_checked: checked, ..result } } else { result };
+            if !self.write(part, result)? {
+                tally.count(Counter::RxBadChains);
+            }
+        }
+        self.frames += 1;
+        self.bytes += len as u64;
+        self.groups += u64::from(is_group);
+        Ok(None)
+    }
+
+    /// Writes a part of a frame to the next buffer, and its result over the descriptor. Returns false if there is no
+    /// memory for the buffer: the driver drops a frame with an error.
+    fn write(&mut self, part: &[u8], result: Received) -> Result<bool, BrokenRing> {
+        let at = address(self.queue.base, self.head);
+        let mut descriptor = [0; DESCRIPTOR];
+        if !read(self.memory, at, &mut descriptor) {
+            return Err(BrokenRing);
+        }
+        let written = write(self.memory, receive_buffer(&descriptor), part);
+        let bits = u128::from_le_bytes(result.to_bytes());
+        let error = if written { 0 } else { RECEIVE_ERROR };
+        let (low, high) = (bits as u64, (bits >> 64) as u64 | error);
+        publish(self.memory, at, low.to_le())?;
+        // The driver looks at the upper half.
+        publish(self.memory, at.wrapping_add(8), high.to_le())?;
+        self.head = (self.head + 1) % self.count.max(1);
+        self.available -= 1;
+        Ok(written)
+    }
+
+    /// True if the driver has provided buffers since the start of the run.
+    pub(crate) fn has_more(&self) -> bool {
+        self.receive.registers.lock().receive_queue(self.receive.queue).tail != self.queue.tail
+    }
+
+    /// Ends the run: moves the head, and counts.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the ring was found to be invalid.
+    pub(crate) fn finish(self, broken: bool) -> Result<(), BrokenRing> {
+        if self.head != self.queue.head {
+            let number = self.receive.queue;
+            let mut nic = self.receive.registers.lock();
+            nic.advance_head(Direction::Receive, number, self.queue.head, self.head);
+            nic.count(Statistic::FramesReceived, self.frames);
+            nic.count(Statistic::BytesReceived, self.bytes);
+            nic.count(Statistic::GroupsReceived, self.groups);
+            if let (Place::Vf(index), _) = nic.owner(number) {
+                nic.count_vf(index, VfCounter::FramesReceived, self.frames);
+                nic.count_vf(index, VfCounter::BytesReceived, self.bytes);
+                nic.count_vf(index, VfCounter::GroupsReceived, self.groups);
+            }
+            self.receive.has_news.set(true);
+        }
+        if broken { Err(BrokenRing) } else { Ok(()) }
+    }
+}
+
+/// Removes the VLAN tag of a frame that has one, and returns it.
+fn strip(frame: &mut Vec<u8>) -> Option<u16> {
+    let tag = frame.get(ADDRESSES..)?.first_chunk::<4>()?;
+    let [a, b, high, low] = *tag;
+    if [a, b] != VLAN_TAG {
+        return None;
+    }
+    frame.copy_within(ADDRESSES + 4.., ADDRESSES);
+    frame.truncate(frame.len() - 4);
+    Some(u16::from_be_bytes([high, low]))
+}

@@ -1,0 +1,104 @@
+//! The policy and the receive filter of a port, from the registers of an X550's pool.
+
+use std::num::NonZeroU32;
+
+use x550::{Nic, Place, Pool, Switching};
+
+use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
+use crate::net::{CarriedNic, Filter, Mode};
+use crate::RateLimits;
+use crate::switch::mode::SwitchMode;
+
+/// VLANs: 0 to 4095.
+const VLANS: u16 = 4096;
+
+/// The rules of a port.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct PoolRules {
+    policy: Policy,
+    filter: Filter,
+    is_up: bool,
+}
+
+/// The forwarding mode.
+pub(super) fn mode(switching: &Switching) -> SwitchMode {
+    // Without pools there is one port, which the mode does not matter to.
+    if switching.pools > 1 && !switching.is_veb { SwitchMode::Vepa } else { SwitchMode::Veb }
+}
+
+impl PoolRules {
+    /// The rules of a function: those of its pool. The PF has the default pool.
+    pub(super) fn of(nic: &Nic, place: Place) -> Self {
+        let switching = nic.switching();
+        let index = match place {
+            Place::Pf => switching.default_pool.unwrap_or(0).into(),
+            Place::Vf(index) => index,
+        };
+        // Without pools, the PF is the whole NIC.
+        let exists = place == Place::Pf || switching.pools > 1;
+        Self::of_pool(&nic.pool(index), exists)
+    }
+
+    fn of_pool(pool: &Pool, exists: bool) -> Self {
+        let is_up = exists && pool.sends;
+        let policy = Policy {
+            port_vlan: pool.port_vlan.map(|vlan| PortVlan {
+                id: vlan.vlan,
+                priority: vlan.priority,
+                protocol: VlanProtocol::Customer,
+            }),
+            trunk: (pool.checks_vlan && pool.port_vlan.is_none()).then(|| Trunk {
+                vlans: VlanSet::of((1..VLANS).filter(|vlan| pool.has_vlan(*vlan)).map(|vlan| vlan..=vlan)),
+                protocol: VlanProtocol::Customer,
+            }),
+            spoof_check: pool.checks_mac,
+            max_tx_rate: pool.rate.and_then(NonZeroU32::new),
+            ..Policy::default()
+        };
+        let filter = if exists && pool.receives { filter_of(pool) } else { closed(pool) };
+        Self { policy, filter, is_up }
+    }
+
+    /// Applies the rules to a port's NIC. What has not changed stays: buckets keep their levels.
+    /// The link is down while the NIC's is.
+    pub(super) fn apply(self, nic: &CarriedNic, has_link: bool) {
+        let Self { policy, filter, is_up } = self;
+        if **nic.state.filter() != filter {
+            nic.state.set_filter(filter);
+        }
+        if nic.policy.load().policy != policy {
+            drop(nic.policy.replace(policy, RateLimits::default()));
+        }
+        nic.state.set_link_up(is_up && has_link);
+    }
+}
+
+/// The filter that accepts what the pool does.
+fn filter_of(pool: &Pool) -> Filter {
+    let own = pool.addresses.iter().map(|mac| mac.0);
+    let mut filter = closed(pool);
+    filter.set_mode(Mode::NoUnicast, false);
+    filter.set_mode(Mode::NoMulticast, false);
+    filter.set_mode(Mode::NoBroadcast, !pool.broadcast);
+    filter.set_mode(Mode::AllUnicast, pool.all_unicast);
+    // The hash of a group has 12 bits. Its drivers drop frames for the others.
+    filter.set_mode(Mode::AllMulticast, pool.all_groups || pool.hashed_groups);
+    for mac in own {
+        if mac[0] & 1 == 0 { filter.unicast.add(mac) } else { filter.multicast.add(mac) }
+    }
+    if pool.vlans.iter().any(|bits| *bits != u32::MAX) {
+        filter.enable_vlans();
+        (0..VLANS).filter(|vlan| pool.has_vlan(*vlan)).for_each(|vlan| _ = filter.set_vlan(vlan, true));
+    }
+    filter
+}
+
+/// The filter of a pool that accepts nothing.
+fn closed(pool: &Pool) -> Filter {
+    let mut filter = Filter::new(pool.addresses.first().map_or([0; 6], |mac| mac.0));
+    filter.set_mode(Mode::Promiscuous, false);
+    filter.set_mode(Mode::NoUnicast, true);
+    filter.set_mode(Mode::NoMulticast, true);
+    filter.set_mode(Mode::NoBroadcast, true);
+    filter
+}
