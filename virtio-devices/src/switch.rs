@@ -23,6 +23,7 @@ mod sender;
 mod shares;
 mod source;
 mod spec;
+mod steering;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod steps;
 mod switch_core;

@@ -193,9 +193,9 @@ impl X550Sriov {
             self.owed.reset(kind);
         }
         let Taken { effects, drivers } = self.owed.take();
-        let x550::Effects { vectors: _, queues, pools, moderation, doorbell } = effects;
+        let x550::Effects { vectors: _, queues, pools, moderation, doorbell, steering } = effects;
         let nic = self.nic();
-        if pools {
+        if pools || steering {
             self.path.pools_changed(nic);
         }
         if moderation {

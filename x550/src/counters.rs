@@ -23,6 +23,10 @@ pub enum Counter {
     Missed,
     /// SSVPC: frames that a spoof check dropped.
     Spoofed,
+    /// FDIRMATCH: frames that a flow rule matched.
+    FlowMatched,
+    /// FDIRMISS: frames that no flow rule matched, while rules are active.
+    FlowMissed,
 }
 
 /// A counter of a VF. It wraps, and no read clears it.
@@ -55,6 +59,8 @@ impl Nic {
             Counter::BytesSent => (0x4090, Some(0x4094)),
             Counter::Missed => (0x3fa0, None),
             Counter::Spoofed => (spec::SSVPC, None),
+            Counter::FlowMatched => (spec::FDIRMATCH, None),
+            Counter::FlowMissed => (spec::FDIRMISS, None),
         };
         let largest = if high.is_some() { BITS_36 } else { BITS_32 };
         let value = self.counted(low, high).saturating_add(amount).min(largest);
@@ -113,6 +119,8 @@ mod tests {
             (Counter::BytesSent, 0x4090, Some(0x4094)),
             (Counter::Missed, 0x3fa0, None),
             (Counter::Spoofed, 0x8780, None),
+            (Counter::FlowMatched, 0xee58, None),
+            (Counter::FlowMissed, 0xee5c, None),
         ] {
             nic.count(counter, 5);
             assert_eq!([5, 0], [0; 2].map(|_| read(&mut nic, Place::Pf, low)), "{counter:?}");

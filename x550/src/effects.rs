@@ -38,6 +38,8 @@ pub struct Effects {
     /// True if the result of [`Nic::pool`](crate::Nic::pool) or [`Nic::switching`](crate::Nic::switching) may have
     /// changed.
     pub pools: bool,
+    /// True if the result of [`Nic::flows`](crate::Nic::flows) or [`Nic::rss`](crate::Nic::rss) may have changed.
+    pub steering: bool,
     /// True if the moderation of a vector may have changed.
     pub moderation: bool,
     /// The queue whose tail was written.
@@ -46,12 +48,19 @@ pub struct Effects {
 
 impl Effects {
     /// Only registers changed.
-    pub const NONE: Self = Self { vectors: Vec::new(), queues: false, pools: false, moderation: false, doorbell: None };
+    pub const NONE: Self = Self::hints(false, false, false, false);
     /// Queues may have changed.
-    pub const QUEUES: Self =
-        Self { vectors: Vec::new(), queues: true, pools: false, moderation: false, doorbell: None };
+    pub const QUEUES: Self = Self::hints(true, false, false, false);
     /// Pools may have changed.
-    pub const POOLS: Self = Self { vectors: Vec::new(), queues: false, pools: true, moderation: false, doorbell: None };
+    pub const POOLS: Self = Self::hints(false, true, false, false);
+    /// Flow rules or RSS may have changed.
+    pub const STEERING: Self = Self::hints(false, false, true, false);
+    /// All values may have changed, as after a reset.
+    pub(crate) const ALL: Self = Self::hints(true, true, true, true);
+
+    const fn hints(queues: bool, pools: bool, steering: bool, moderation: bool) -> Self {
+        Self { vectors: Vec::new(), queues, pools, steering, moderation, doorbell: None }
+    }
 
     /// Sends `vectors` of `place`, one bit each.
     pub(crate) fn send(place: Place, vectors: u64) -> Self {
@@ -65,6 +74,7 @@ impl Effects {
             vectors: self.vectors,
             queues: self.queues | other.queues,
             pools: self.pools | other.pools,
+            steering: self.steering | other.steering,
             moderation: self.moderation | other.moderation,
             doorbell: other.doorbell.or(self.doorbell),
         }

@@ -1,5 +1,6 @@
 //! Commands to the management firmware through its buffer (`Host Interface Commands`). They end at once.
 
+use crate::model::Model;
 use crate::nvm;
 use crate::spec;
 
@@ -19,6 +20,7 @@ pub(crate) const DWORDS: usize = 448;
 /// The buffer and its control register.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostInterface {
+    model: Model,
     pub(crate) buffer: Box<[u32]>,
     pub(crate) status_valid: bool,
 }
@@ -33,8 +35,8 @@ pub(crate) enum Request {
 }
 
 impl HostInterface {
-    pub(crate) fn new() -> Self {
-        Self { buffer: vec![0; DWORDS].into(), status_valid: false }
+    pub(crate) fn new(model: Model) -> Self {
+        Self { model, buffer: vec![0; DWORDS].into(), status_valid: false }
     }
 
     /// True if `offset` is in the buffer.
@@ -92,7 +94,8 @@ impl HostInterface {
 
     /// Reads `len` bytes of flash from word `first` on into the buffer, as much as fits from its fourth dword on.
     fn read_nvm(&mut self, first: u32, len: usize) {
-        let words = (first..).map(|at| u16::try_from(at).map_or(0xffff, nvm::word));
+        let model = self.model;
+        let words = (first..).map(|at| u16::try_from(at).map_or(0xffff, |at| nvm::word(model, at)));
         let mut words = words.take(len.div_ceil(2));
         for dword in self.buffer.iter_mut().skip(3) {
             let Some(low) = words.next() else { break };
@@ -124,7 +127,7 @@ mod tests {
 
     #[test]
     fn shadow_ram_is_read_from_the_fourth_dword_on() {
-        let mut firmware = HostInterface::new();
+        let mut firmware = HostInterface::new(Model::X550);
         assert_eq!(firmware.peek(spec::HICR), ENABLED);
         assert_eq!(read(&mut firmware, 0x15 * 2, 6), [0x0060_fafa, 0xffff]);
         assert_eq!(firmware.peek(spec::FLEX_MNG) & 0x00ff_ffff, 0x0001_0031);
@@ -133,7 +136,7 @@ mod tests {
 
     #[test]
     fn any_length_and_address_stays_in_the_buffer() {
-        let mut firmware = HostInterface::new();
+        let mut firmware = HostInterface::new(Model::X550);
         for (byte, len) in [(0, u16::MAX), (u32::MAX, u16::MAX), (0x1_fffe, 4), (0, 0)] {
             let read = read(&mut firmware, byte, len);
             assert_eq!(firmware.buffer.len(), DWORDS);
@@ -149,7 +152,7 @@ mod tests {
             (0xde, SUCCESS, Request::DisableReceive),
             (0x77, UNSUPPORTED, Request::Nothing),
         ] {
-            let mut firmware = HostInterface::new();
+            let mut firmware = HostInterface::new(Model::X550);
             assert_eq!(run(&mut firmware, &[0xff_0500 | command]), request);
             let reply = firmware.peek(spec::FLEX_MNG).to_le_bytes();
             assert_eq!(reply[..3], [u8::try_from(command).unwrap(), 0, status]);
@@ -159,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_write_without_the_command_bit_runs_nothing() {
-        let mut firmware = HostInterface::new();
+        let mut firmware = HostInterface::new(Model::X550);
         assert_eq!(firmware.write(spec::FLEX_MNG, 0xde), Request::Nothing);
         assert_eq!(firmware.write(spec::HICR, ENABLED), Request::Nothing);
         assert_eq!((firmware.peek(spec::HICR), firmware.peek(spec::FLEX_MNG)), (ENABLED, 0xde));

@@ -7,8 +7,10 @@ mod row;
 mod statistics;
 
 pub use row::Row;
-use row::{many, one, spaced};
+use row::{counter, many, one, spaced};
 use statistics::STATISTICS;
+
+use crate::spec;
 
 /// Offset from which on BAR 0 has no registers, in bytes.
 pub(crate) const END: u32 = 0x2_0000;
@@ -185,6 +187,9 @@ const REGISTERS: &[Row] = &[
     one("SYSTIMR", 0x8c58, ALL, 0),
     one("TSIM", 0x8c68, ALL, 0),
     // Flash, firmware and bus. 64 K words are present, read and flushed.
+    // Those of an X540 alone hold what the last access of the flash returned.
+    counter("EERD", spec::EERD, 4, 1),
+    counter("EEWR", spec::EEWR, 4, 1),
     one("EEC", 0x10010, 0, 1 << 8 | 1 << 9 | 10 << 11 | 1 << 26),
     one("FWSM", 0x10148, 0, 1 << 15),
     one("FACTPS", 0x10150, 0, 0),

@@ -3,15 +3,19 @@
 use crate::access;
 use crate::descriptor::Context;
 use crate::effects::{Direction, Effects, Place};
+use crate::flow::FlowTable;
 use crate::host_interface::{HostInterface, Request};
 use crate::interrupts::{Interrupts, Routing, vector};
 use crate::mac::Mac;
 use crate::mailbox::{Mailbox, Owner};
 use crate::map::END;
+use crate::model::Model;
+use crate::nvm;
 use crate::phy::Phy;
 use crate::pool::{Destination, Pool};
 use crate::queue::{self, QUEUES, ReceiveQueue, TransmitQueue};
 use crate::registers::Registers;
+use crate::rss::Rss;
 use crate::shape::{BAR0_SIZE, TOTAL_VFS, VF_BAR0_SIZE};
 use crate::spec::{self, vf};
 use crate::switching::Switching;
@@ -20,6 +24,7 @@ use crate::vf::{Vf, alias, queue_byte};
 /// The registers of a NIC, which are its only state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Nic {
+    pub(crate) model: Model,
     /// The permanent address.
     pub(crate) mac: Mac,
     /// VFs that exist, as the SR-IOV capability says.
@@ -30,6 +35,7 @@ pub struct Nic {
     pub(crate) vfs: Vec<Vf>,
     pub(crate) phy: Phy,
     pub(crate) firmware: HostInterface,
+    pub(crate) flow_table: FlowTable,
     /// SWSM.
     pub(crate) semaphore: u32,
     /// True from a reset of the PF until CTRL_EXT.PFRSTD is written.
@@ -70,6 +76,20 @@ fn concerns_queues(offset: u32) -> bool {
     in_block || matches!(offset, spec::RXCTRL | spec::DMATXCTL | spec::GCR_EXT | 0x51e0..0x51e8 | 0x8110..0x8118)
 }
 
+/// True if a register at `offset` is one that RSS follows.
+fn concerns_steering(offset: u32) -> bool {
+    matches!(
+        offset,
+        spec::MRQC
+            | spec::VT_CTL
+            | spec::GCR_EXT
+            | 0x3400..0x3500
+            | 0x5c00..0x5ca8
+            | 0xee80..0xf000
+            | 0x1_8000..0x1_a000
+    )
+}
+
 /// True if `offset` is an interval of a vector.
 fn is_throttle(offset: u32) -> bool {
     matches!(offset, 0x820..0x880 | 0x12300..0x124a0)
@@ -81,22 +101,35 @@ fn element(offset: u32, first: u32, len: u32) -> Option<u16> {
 }
 
 impl Nic {
-    /// The state at power-on, with the permanent address `mac`, no VF, and a link that is down.
+    /// The state of an X550 at power-on, with the permanent address `mac`, no VF, and a link that is down.
     pub fn new(mac: Mac) -> Self {
+        Self::with_model(Model::X550, mac)
+    }
+
+    /// As [`Self::new`], for any model.
+    pub fn with_model(model: Model, mac: Mac) -> Self {
+        let registers = Registers::new(mac);
         Self {
+            model,
             mac,
             num_vfs: 0,
-            registers: Registers::new(mac),
             interrupts: Interrupts::new(),
             vfs: vec![Vf::default(); usize::from(TOTAL_VFS)],
             phy: Phy::default(),
-            firmware: HostInterface::new(),
+            firmware: HostInterface::new(model),
+            flow_table: FlowTable::new(&registers, model),
+            registers,
             semaphore: 0,
             in_reset: true,
             rates: [0; 128],
             drops: [0; 128],
             contexts: Box::new([[Context::default(); 2]; 128]),
         }
+    }
+
+    /// The product that the NIC is.
+    pub fn model(&self) -> Model {
+        self.model
     }
 
     /// The permanent address.
@@ -171,6 +204,8 @@ impl Nic {
     fn pf_register(&self, offset: u32) -> u32 {
         match offset {
             spec::STATUS => self.status(),
+            spec::FDIRFREE => self.free_flow_rules(),
+            _ if self.model.lacks(offset) => 0,
             spec::VFLRE_0 | spec::VFLREC => self.vf_bits(0, 32, |mailbox| mailbox.vf_reset),
             spec::VFLRE_1 | 0x704 => self.vf_bits(32, 32, |mailbox| mailbox.vf_reset),
             0x710..0x720 => {
@@ -197,7 +232,10 @@ impl Nic {
             0x200..0x240 => self.buffer(Some(index), offset),
             vf::VFMAILBOX => own.mailbox.peek_vf(self.in_reset),
             _ if Vf::has(offset) => own.peek(offset),
-            _ => alias(&self.registers, index, offset).map_or(0, |offset| self.registers.get(offset)),
+            _ => {
+                let shared = alias(&self.registers, index, offset).filter(|offset| !self.model.lacks(*offset));
+                shared.map_or(0, |offset| self.registers.get(offset))
+            }
         }
     }
 
@@ -277,8 +315,11 @@ impl Nic {
             }
             spec::MSCA | spec::MSRWD => {
                 let up = self.link_is_up();
-                self.phy.write(offset, value, up);
+                self.phy.write(offset, value, up, self.model);
             }
+            _ if self.model.lacks(offset) => {}
+            spec::EERD | spec::EEWR => self.access_flash(offset, value),
+            _ if Self::is_flow_register(offset) => return self.write_flow_register(offset, value),
             spec::QDE => return self.write_drops(value),
             spec::RTTBCNRC => {
                 let selected = self.selected();
@@ -303,6 +344,7 @@ impl Nic {
             doorbell,
             queues: changed && concerns_queues(offset),
             pools: changed && concerns_pools(offset),
+            steering: changed && concerns_steering(offset),
             moderation: changed && is_throttle(offset),
             ..Effects::NONE
         }
@@ -313,6 +355,17 @@ impl Nic {
             Request::Nothing => Effects::NONE,
             Request::DisableReceive => self.write_storage(spec::RXCTRL, 0),
         }
+    }
+
+    /// Runs EERD, or EEWR, which are done at once. Writes of the flash are accepted, and have no effect.
+    fn access_flash(&mut self, offset: u32, value: u32) {
+        let [low, high, ..] = (value >> 2 & 0x3fff).to_le_bytes();
+        let word = match offset {
+            spec::EERD => u32::from(nvm::word(self.model, u16::from_le_bytes([low, high]))) << 16,
+            _ => value & 0xffff_0000,
+        };
+        let done = if value & spec::EERD_START == 0 { 0 } else { spec::EERD_DONE | word };
+        self.registers.set(offset, value & 0xfffc | done);
     }
 
     fn write_drops(&mut self, value: u32) -> Effects {
@@ -351,7 +404,7 @@ impl Nic {
                 let moderation = matches!(offset, 0x820..0x82c);
                 Effects { moderation, ..Effects::send(Place::Vf(index), own.write(offset, value, masks)) }
             }
-            _ => match alias(&self.registers, index, offset) {
+            _ => match alias(&self.registers, index, offset).filter(|offset| !self.model.lacks(*offset)) {
                 Some(offset) => self.write_storage(offset, value),
                 None => Effects::NONE,
             },
@@ -418,6 +471,11 @@ impl Nic {
     /// The state of the switch beyond its pools.
     pub fn switching(&self) -> Switching {
         Switching::of(&self.registers)
+    }
+
+    /// RSS of a pool, 0 to 63; without virtualization, that of the NIC. [`Effects::steering`] says when to ask again.
+    pub fn rss(&self, pool: u16) -> Rss {
+        Rss::of(&self.registers, self.model, pool)
     }
 
     /// Classifies an address for a pool.
@@ -488,10 +546,10 @@ impl Nic {
     /// number of VFs, stay as they are.
     pub fn reset(&mut self) -> Effects {
         let (num_vfs, links) = (self.num_vfs, self.registers.get(spec::LINKS));
-        *self = Self::new(self.mac);
+        *self = Self::with_model(self.model, self.mac);
         self.num_vfs = num_vfs;
         self.registers.set(spec::LINKS, links);
-        Effects { queues: true, pools: true, moderation: true, ..Effects::NONE }
+        Effects::ALL
     }
 
     /// CTRL.RST: resets the PF's registers, and with them the queues of all VFs, which see RSTI until the PF's driver
@@ -505,12 +563,13 @@ impl Nic {
         }
         self.interrupts = Interrupts::new();
         (self.rates, self.drops) = ([0; 128], [0; 128]);
+        self.flow_table = FlowTable::new(&self.registers, self.model);
         self.in_reset = true;
         for own in &mut self.vfs {
             let owner = own.mailbox.owner.filter(|owner| *owner == Owner::Vf);
             own.mailbox = Mailbox { owner, buffer: own.mailbox.buffer, ..Mailbox::default() };
         }
-        Effects { queues: true, pools: true, moderation: true, ..Effects::NONE }
+        Effects::ALL
     }
 
     fn end_reset(&mut self, ctrl_ext: u32) {
@@ -534,7 +593,7 @@ impl Nic {
         self.registers.reset_range(spec::PSRTYPE + 4 * u32::from(index), 4);
         self.registers.reset_range(spec::PFVFMRQC + 4 * u32::from(index), 4);
         let notified = self.raise(spec::EICR_MAILBOX);
-        notified.and(Effects { queues: true, moderation: true, ..Effects::NONE })
+        notified.and(Effects { queues: true, steering: true, moderation: true, ..Effects::NONE })
     }
 }
 

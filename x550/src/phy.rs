@@ -1,5 +1,6 @@
 //! The copper PHY behind clause 45 MDIO at port 0 (`MDIO Register Interface`). A command ends at once.
 
+use crate::model::Model;
 use crate::spec;
 
 /// MDI Command, in MSCA.
@@ -31,18 +32,18 @@ impl Phy {
     }
 
     /// Writes MSCA or MSRWD.
-    pub(crate) fn write(&mut self, offset: u32, value: u32, link_up: bool) {
+    pub(crate) fn write(&mut self, offset: u32, value: u32, link_up: bool, model: Model) {
         if offset == spec::MSRWD {
             self.data = self.data & 0xffff_0000 | value & 0xffff;
             return;
         }
         self.command = value & !COMMAND;
         if value & COMMAND != 0 {
-            self.run(value, link_up);
+            self.run(value, link_up, model);
         }
     }
 
-    fn run(&mut self, command: u32, link_up: bool) {
+    fn run(&mut self, command: u32, link_up: bool, model: Model) {
         let (device, port) = (command >> 16 & 0x1f, command >> 21 & 0x1f);
         let present = port == 0 && command & CLAUSE_22 == 0;
         let [low, high, ..] = command.to_le_bytes();
@@ -57,7 +58,7 @@ impl Phy {
             }
             1 => {}
             operation => {
-                let read = if present { self.read(device, link_up) } else { 0xffff };
+                let read = if present { self.read(device, link_up, model) } else { 0xffff };
                 self.data = self.data & 0xffff | u32::from(read) << 16;
                 // Operation 2 is a read after which the address increments.
                 self.address = self.address.wrapping_add(u16::from(operation == 2));
@@ -65,7 +66,7 @@ impl Phy {
         }
     }
 
-    fn read(&self, device: u32, link_up: bool) -> u16 {
+    fn read(&self, device: u32, link_up: bool, model: Model) -> u16 {
         let place = STORED.iter().position(|at| *at == (device, self.address));
         if let Some(register) = place.and_then(|place| self.stored.get(place)) {
             return *register;
@@ -75,7 +76,7 @@ impl Phy {
             (7, 1) if link_up => 0x24,
             (1..=4, 1) if link_up => 0x4,
             (1..=30, 2) => 0x0154,
-            (1..=30, 3) => 0x0221,
+            (1..=30, 3) => model.phy(),
             // Speeds: 10 Gbit/s, 1 Gbit/s, 100 Mbit/s and 10 Mbit/s.
             (1, 4) => 0x71,
             // Status 2: a device responds at this address.
@@ -93,7 +94,7 @@ mod tests {
 
     fn command(phy: &mut Phy, operation: u32, device: u32, port: u32, address: u32) {
         let msca = COMMAND | 1 << 31 | operation << 26 | port << 21 | device << 16 | address;
-        phy.write(spec::MSCA, msca, true);
+        phy.write(spec::MSCA, msca, true, Model::X550);
         assert_eq!(phy.peek(spec::MSCA), msca & !COMMAND, "the command ended");
     }
 
@@ -119,10 +120,17 @@ mod tests {
             (31, 2, 0),
         ] {
             assert_eq!(read(&mut phy, device, address), value, "({device}, {address:#x})");
-            phy.write(spec::MSRWD, 0x1234, true);
+            phy.write(spec::MSRWD, 0x1234, true, Model::X550);
             command(&mut phy, 1, device, 0, 0);
             assert_eq!(read(&mut phy, device, address), value, "read-only");
         }
+    }
+
+    #[test]
+    fn the_phy_of_an_x540_has_its_own_identifier() {
+        let mut phy = Phy { address: 3, ..Phy::default() };
+        phy.write(spec::MSCA, COMMAND | 3 << 26 | 1 << 16, true, Model::X540);
+        assert_eq!(phy.peek(spec::MSRWD) >> 16, 0x0200);
     }
 
     #[test]
@@ -130,7 +138,7 @@ mod tests {
         for (n, (device, address)) in (1..).zip(STORED) {
             let mut phy = Phy::default();
             command(&mut phy, 0, device, 0, address.into());
-            phy.write(spec::MSRWD, 0xffff_0000 | n, true);
+            phy.write(spec::MSRWD, 0xffff_0000 | n, true, Model::X550);
             command(&mut phy, 1, device, 0, 0);
             assert_eq!(phy.peek(spec::MSRWD), n, "software cannot write what was read");
             assert_eq!(read(&mut phy, device, address.into()), n);
@@ -153,9 +161,9 @@ mod tests {
         command(&mut phy, 0, 1, 0, 2);
         command(&mut phy, 3, 1, 1, 0);
         assert_eq!(phy.peek(spec::MSRWD) >> 16, 0xffff);
-        phy.write(spec::MSCA, COMMAND | CLAUSE_22 | 3 << 26 | 1 << 16, true);
+        phy.write(spec::MSCA, COMMAND | CLAUSE_22 | 3 << 26 | 1 << 16, true, Model::X550);
         assert_eq!(phy.peek(spec::MSRWD) >> 16, 0xffff);
-        phy.write(spec::MSCA, 3 << 26 | 1 << 16, true);
+        phy.write(spec::MSCA, 3 << 26 | 1 << 16, true, Model::X550);
         assert_eq!(phy.peek(spec::MSRWD) >> 16, 0xffff, "no command");
     }
 }

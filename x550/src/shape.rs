@@ -6,6 +6,7 @@ use pci::{
 };
 
 use crate::mac::Mac;
+use crate::model::Model;
 
 /// Bytes of the PF's BAR 0.
 pub const BAR0_SIZE: u64 = 0x8_0000;
@@ -21,8 +22,6 @@ pub const MSIX_BAR: BarIndex = BarIndex::ALL[4];
 pub const VF_MSIX_BAR: BarIndex = BarIndex::ALL[3];
 
 const VENDOR: u16 = 0x8086;
-const PF_DEVICE: u16 = 0x1563;
-const VF_DEVICE: u16 = 0x1565;
 const REVISION: u8 = 1;
 /// Bytes of a BAR with MSI-X structures, and the offset of the pending bits.
 const MSIX_SIZE: u64 = 0x4000;
@@ -66,20 +65,34 @@ fn config(device: u16, role: Role, port: PortType, vectors: u16, bar: BarIndex) 
     }
 }
 
-/// The configuration space of the PF at `rid`, with the permanent address `mac` and its VFs at `vfs`, of which
-/// [`pci::VfPlacement::total_vfs`] exist, at most [`TOTAL_VFS`].
-pub fn pf_config(rid: Rid, mac: Mac, vfs: VfPlacement, port: PortType) -> ConfigShape {
-    let role = Role::Pf(SriovShape::new(rid, vfs, VF_DEVICE, vf_bars()));
-    ConfigShape {
-        bars: vec![(REGISTERS_BAR, memory(BAR0_SIZE)), (MSIX_BAR, memory(MSIX_SIZE))],
-        serial_number: Some(mac.serial_number()),
-        ..config(PF_DEVICE, role, port, 64, MSIX_BAR)
+impl Model {
+    /// The configuration space of a PF of this model; see [`pf_config`].
+    pub fn pf_config(self, rid: Rid, mac: Mac, vfs: VfPlacement, port: PortType) -> ConfigShape {
+        let [device, vf_device] = self.devices();
+        let role = Role::Pf(SriovShape::new(rid, vfs, vf_device, vf_bars()));
+        ConfigShape {
+            bars: vec![(REGISTERS_BAR, memory(BAR0_SIZE)), (MSIX_BAR, memory(MSIX_SIZE))],
+            serial_number: Some(mac.serial_number()),
+            ..config(device, role, port, 64, MSIX_BAR)
+        }
+    }
+
+    /// The configuration space of a VF of a PF of this model with the same `port`.
+    pub fn vf_config(self, port: PortType) -> ConfigShape {
+        let [_, device] = self.devices();
+        ConfigShape { bars: vf_bars(), ..config(device, Role::Vf, port, 3, VF_MSIX_BAR) }
     }
 }
 
-/// The configuration space of a VF of a PF with the same `port`.
+/// The configuration space of the PF of an X550 at `rid`, with the permanent address `mac` and its VFs at `vfs`, of which
+/// [`pci::VfPlacement::total_vfs`] exist, at most [`TOTAL_VFS`].
+pub fn pf_config(rid: Rid, mac: Mac, vfs: VfPlacement, port: PortType) -> ConfigShape {
+    Model::X550.pf_config(rid, mac, vfs, port)
+}
+
+/// The configuration space of a VF of an X550 whose PF has the same `port`.
 pub fn vf_config(port: PortType) -> ConfigShape {
-    ConfigShape { bars: vf_bars(), ..config(VF_DEVICE, Role::Vf, port, 3, VF_MSIX_BAR) }
+    Model::X550.vf_config(port)
 }
 
 #[cfg(test)]
@@ -140,6 +153,16 @@ mod tests {
     fn a_pf_on_a_root_bus_has_no_ari() {
         let expected = [(1, 0x40), (0x11, 0x70), (0x10, 0xa0), (1, 0x100), (3, 0x140), (0x10, 0x160)];
         assert_eq!(capabilities(&pf(PortType::RcIntegratedEndpoint)), expected);
+    }
+
+    #[test]
+    fn an_x540_differs_in_its_identity_alone() {
+        let vfs = VfPlacement { total_vfs: TOTAL_VFS, first_vf_offset: 0x100, vf_stride: 1 };
+        let rid = Rid::from_bits(0x100);
+        let x540 = ConfigSpace::new(Model::X540.pf_config(rid, MAC, vfs, endpoint())).unwrap();
+        assert_eq!((read(&x540, 0), read(&x540, 0x178) >> 16), (0x1528_8086, 0x1515));
+        assert_eq!(capabilities(&x540), capabilities(&pf(endpoint())));
+        assert!(ConfigSpace::new(Model::X540.vf_config(endpoint())).is_ok());
     }
 
     #[test]

@@ -161,6 +161,12 @@ pub const PFDTXGSWC: u32 = 0x8220;
 pub const PFDTXGSWC_VMDLBEN: u32 = 1;
 /// Switch Security Violation Packet Count.
 pub const SSVPC: u32 = 0x8780;
+/// Multiple Receive Queues Command.
+pub const MRQC: u32 = 0x5818;
+/// Redirection table of RSS, entries 0 to 127.
+pub const RETA: u32 = 0x5c00;
+/// RSS key, 10 registers.
+pub const RSSRK: u32 = 0x5c80;
 /// VLAN Filter Table Array, 128 registers.
 pub const VFTA: u32 = 0xa000;
 /// VM Offload, a register of each pool.
@@ -185,6 +191,8 @@ pub const VLVF: u32 = 0xf100;
 pub const VLVF_VIEN: u32 = 1 << 31;
 /// Pool VLAN Filter Bitmap, two registers of each VLVF.
 pub const VLVFB: u32 = 0xf200;
+/// Redirection table of RSS, entries 128 to 511 of an X550.
+pub const ERETA: u32 = 0xee80;
 /// Unicast Table Array, 128 registers.
 pub const UTA: u32 = 0xf400;
 /// Mirror Rule Control, four registers.
@@ -194,6 +202,16 @@ pub const VMRVLAN: u32 = 0xf610;
 /// Mirror Rule Pool, two registers of each rule, four registers apart.
 pub const VMRVM: u32 = 0xf630;
 
+/// EEPROM/Flash Control.
+pub const EEC: u32 = 0x1_0010;
+/// EEPROM Read: a word of the flash of an X540.
+pub const EERD: u32 = 0x1_0014;
+/// EEPROM Write: a word of the flash of an X540.
+pub const EEWR: u32 = 0x1_0018;
+/// Start, in EERD and EEWR.
+pub const EERD_START: u32 = 1;
+/// Done, in EERD and EEWR.
+pub const EERD_DONE: u32 = 1 << 1;
 /// Software Semaphore.
 pub const SWSM: u32 = 0x10140;
 /// Software Semaphore Bit, in SWSM.
@@ -214,6 +232,47 @@ pub const FWSTS: u32 = 0x15f0c;
 pub const PFVFRSSRK: u32 = 0x18000;
 /// Redirection tables of pools, 64 bytes for each.
 pub const PFVFRETA: u32 = 0x19000;
+
+/// Flow Director Filters Control.
+pub const FDIRCTRL: u32 = 0xee00;
+/// Initialization Done, in FDIRCTRL.
+pub const FDIRCTRL_INIT_DONE: u32 = 1 << 3;
+/// Source Address of IPv4, its bytes in the order of the wire.
+pub const FDIRIPSA: u32 = 0xee18;
+/// Destination Address of IPv4, its bytes in the order of the wire.
+pub const FDIRIPDA: u32 = 0xee1c;
+/// Ports: source in 15:0, destination in 31:16.
+pub const FDIRPORT: u32 = 0xee20;
+/// VLAN in 15:0, flexible bytes in 31:16.
+pub const FDIRVLAN: u32 = 0xee24;
+/// Bucket of a rule in 12:0, software index in 30:16.
+pub const FDIRHASH: u32 = 0xee28;
+/// Flow Director Command.
+pub const FDIRCMD: u32 = 0xee2c;
+/// Free places for rules.
+pub const FDIRFREE: u32 = 0xee38;
+/// Masked bits of the destination address.
+pub const FDIRDIP4M: u32 = 0xee3c;
+/// Masked bits of the source address.
+pub const FDIRSIP4M: u32 = 0xee40;
+/// Masked bits of the ports of TCP, each port's in reverse order.
+pub const FDIRTCPM: u32 = 0xee44;
+/// Masked bits of the ports of UDP, each port's in reverse order.
+pub const FDIRUDPM: u32 = 0xee48;
+/// Longest list of rules: its length in 5:0, its bucket in 30:16.
+pub const FDIRLEN: u32 = 0xee4c;
+/// Rules that were added in 15:0, and removed in 31:16.
+pub const FDIRUSTAT: u32 = 0xee50;
+/// Rules that could not be added in 7:0, and removed in 15:8.
+pub const FDIRFSTAT: u32 = 0xee54;
+/// Frames that matched a rule.
+pub const FDIRMATCH: u32 = 0xee58;
+/// Frames that matched no rule.
+pub const FDIRMISS: u32 = 0xee5c;
+/// Fields that no rule compares.
+pub const FDIRM: u32 = 0xee70;
+/// Masked bits of the ports of SCTP, each port's in reverse order; X550 alone.
+pub const FDIRSCTPM: u32 = 0xee78;
 
 /// Registers of a receive queue, from its first one.
 pub mod receive {

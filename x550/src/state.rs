@@ -6,10 +6,12 @@
 //! address, and the number of VFs that exist.
 
 use crate::descriptor::Context;
+use crate::flow::RuleState;
 use crate::interrupts::Interrupts;
 use crate::mac::Mac;
 use crate::mailbox::Mailbox;
 use crate::map::{self, rows};
+use crate::model::Model;
 use crate::nic::Nic;
 use crate::phy::Phy;
 use crate::registers::Registers;
@@ -24,13 +26,16 @@ const VERSION: u16 = 1;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
     /// This crate does not support the version of the state.
-    #[error("saved state of version {0} of an X550; this is version {VERSION}")]
+    #[error("saved state of version {0} of a NIC; this is version {VERSION}")]
     Version(u16),
+    /// The state is that of another product.
+    #[error("saved state of an {0}; this NIC is an {1}")]
+    Model(Model, Model),
     /// The state has another number of elements.
-    #[error("saved state of an X550 with another number of {0}")]
+    #[error("saved state of a NIC with another number of {0}")]
     Count(&'static str),
     /// The state holds a value that a guest could not have caused.
-    #[error("saved state of an X550 with an impossible value in {0}")]
+    #[error("saved state of a NIC with an impossible value in {0}")]
     Value(&'static str),
 }
 
@@ -57,6 +62,8 @@ pub struct VfState {
 pub struct NicState {
     /// Version of the state.
     pub version: u16,
+    /// The product.
+    pub model: Model,
     /// Offsets and values of registers, in ascending order.
     pub registers: Vec<(u32, u32)>,
     /// The interrupts of the PF's queues.
@@ -79,6 +86,8 @@ pub struct NicState {
     pub queues: Vec<(u16, u32, u32)>,
     /// Contexts of transmit queues: the queue and the context, unless that is all zeros.
     pub contexts: Vec<(u16, Context)>,
+    /// Flow rules, in ascending order.
+    pub rules: Vec<RuleState>,
 }
 
 impl From<Vectors> for VectorsState {
@@ -111,6 +120,7 @@ impl Nic {
         let contexts = (0..).zip(self.contexts.iter()).flat_map(|(queue, two)| two.map(|context| (queue, context)));
         NicState {
             version: VERSION,
+            model: self.model,
             registers,
             vectors: vectors.into(),
             other: [other, other_enabled, other_auto_clear, other_auto_mask],
@@ -122,6 +132,7 @@ impl Nic {
             in_reset: self.in_reset,
             queues: queues.map(|(n, (rate, drop))| (n, *rate, *drop)).filter(|q| (q.1, q.2) != (0, 0)).collect(),
             contexts: contexts.filter(|(_, context)| *context != Context::default()).collect(),
+            rules: self.flow_table.save(),
         }
     }
 
@@ -134,8 +145,12 @@ impl Nic {
         if state.version != VERSION {
             return Err(RestoreError::Version(state.version));
         }
-        let mut new = Self { num_vfs: self.num_vfs, ..Self::new(self.mac) };
-        new.registers = restore_registers(self.mac, &state.registers)?;
+        if state.model != self.model {
+            return Err(RestoreError::Model(state.model, self.model));
+        }
+        let mut new = Self { num_vfs: self.num_vfs, ..Self::with_model(self.model, self.mac) };
+        new.registers = restore_registers(self.model, self.mac, &state.registers)?;
+        new.restore_flows(&state.rules).ok_or(RestoreError::Value("flow rules"))?;
         let [other, other_enabled, other_auto_clear, other_auto_mask] = state.other;
         let vectors = vectors(state.vectors, u64::MAX)?;
         new.interrupts = Interrupts { vectors, other, other_enabled, other_auto_clear, other_auto_mask };
@@ -177,10 +192,11 @@ impl Nic {
     }
 }
 
-fn restore_registers(mac: Mac, state: &[(u32, u32)]) -> Result<Registers, RestoreError> {
+fn restore_registers(model: Model, mac: Mac, state: &[(u32, u32)]) -> Result<Registers, RestoreError> {
     let mut registers = Registers::new(mac);
     for (offset, value) in state {
-        let row = map::row(*offset).filter(|_| offset % 4 == 0).ok_or(RestoreError::Value("offsets of registers"))?;
+        let has = offset % 4 == 0 && !model.lacks(*offset);
+        let row = map::row(*offset).filter(|_| has).ok_or(RestoreError::Value("offsets of registers"))?;
         let is_link = *offset == spec::LINKS && *value == spec::LINKS_UP_10G;
         if row.counts || is_link {
             registers.set(*offset, *value);

@@ -118,7 +118,7 @@ impl Forwarder {
     /// Delivers a frame to one of several receivers. It never waits.
     fn copy(&mut self, port: PortIndex, frame: &Frame<'_>, source: &mut impl Source, reason: DeliveryReason) {
         let Some(open) = self.core.open_port(port) else { return self.core.count_closed(port) };
-        let queue = open.queue_of(source.flow(frame));
+        let queue = open.queue_of(source.flow(frame), frame, &source.body());
         let spent = self.run(&open, queue, |run| {
             match run.deliver(frame, &source.body(), reason) {
                 Delivery::NoBuffers if reason == DeliveryReason::Mirror => run.lose_mirrored(),
@@ -142,7 +142,7 @@ impl Forwarder {
         let open = self.core.open_port(port);
         let worker = self.worker;
         let ran = open.and_then(|open| {
-            let queue = open.queue_of(source.flow(&frame));
+            let queue = open.queue_of(source.flow(&frame), &frame, &source.body());
             open.set_heard();
             self.run(&open, queue, |run| {
                 loop {
@@ -167,7 +167,7 @@ impl Forwarder {
                         other => return Ok(other),
                     };
                     // Another flow may have another queue.
-                    let same_queue = open.queue_of(source.flow(&frame)) == queue;
+                    let same_queue = open.queue_of(source.flow(&frame), &frame, &source.body()) == queue;
                     if frame.mirror.is_some() || !same_queue || open.is_stopped() {
                         return Ok(Next::Frame(frame));
                     }

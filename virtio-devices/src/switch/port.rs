@@ -8,11 +8,14 @@ use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::account::Account;
+use super::frame::Frame;
+use super::frame::body::Body;
 use super::port_nic::PortNic;
 use super::receiver::{PortRx, ReceiveRing};
 use super::rings::{VirtqueueReceive, VirtqueueSend};
 use super::rx_run::Receiver;
 use super::sender::{ControlQueue, PortTx, SendQueue};
+use super::steering::Steering;
 use super::table::PortIndex;
 use crate::SharedQueue;
 use crate::net::Shared;
@@ -29,6 +32,8 @@ pub(crate) struct OpenPort {
     pub stop: Arc<AtomicBool>,
     /// The receive queues, which senders lock.
     rx: Box<[Mutex<PortRx>]>,
+    /// The distribution of frames to them, if the driver decides it.
+    steering: Option<Arc<Steering>>,
     /// The other queues, which its worker locks for a batch.
     pub tx: Mutex<PortTx>,
     /// The workers whose ports wait for its buffers, by their bits.
@@ -58,6 +63,7 @@ impl OpenPort {
             kick: Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?),
             stop: Arc::new(AtomicBool::new(false)),
             rx: receive.map(|ring| Mutex::new(PortRx::new(ring))).collect(),
+            steering: None,
             tx: Mutex::new(tx),
             waiters: AtomicU64::new(0),
             account,
@@ -85,14 +91,22 @@ impl OpenPort {
         Self::new(index, PortNic::of_virtio(shared), (0..shared.pairs).map(receive), tx, account)
     }
 
+    /// Distributes frames to the receive queues by `steering`.
+    pub(crate) fn steered_by(self, steering: Arc<Steering>) -> Self {
+        Self { steering: Some(steering), ..self }
+    }
+
     /// True if the port must stop.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// The number of the receive queue for the frames of `flow`, among those that the driver uses. Frames of one
-    /// sender's queue stay in one queue, so that none overtakes another.
-    pub(crate) fn queue_of(&self, flow: usize) -> usize {
+    /// The number of the receive queue for a frame of `flow`, among those that the driver uses. Frames of one sender's
+    /// queue stay in one queue, so that none overtakes another, unless the driver distributes them.
+    pub(crate) fn queue_of(&self, flow: usize, frame: &Frame<'_>, body: &Body<'_, '_, '_>) -> usize {
+        if let Some(steering) = &self.steering {
+            return steering.queue_of(frame, body).min(self.rx.len().saturating_sub(1));
+        }
         let active = usize::from(self.nic.state.active_pairs()).clamp(1, self.rx.len().max(1));
         flow % active
     }

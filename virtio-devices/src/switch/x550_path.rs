@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
-use x550::{Direction, Doorbell, Nic, Place};
+use x550::{Direction, Doorbell, Mac, Nic, Place};
 
 use super::handle::Threads;
 use super::port::OpenPort;
@@ -23,6 +23,7 @@ use super::port_nic::PortNic;
 use super::receiver::ReceiveRing;
 use super::rings::x550::{X550Receive, X550Send};
 use super::sender::{PortTx, SendQueue};
+use super::steering::Steering;
 use super::table::PortIndex;
 use crate::{HostNic, RateLimits};
 use crate::device::worker::thread_name;
@@ -48,6 +49,7 @@ struct FunctionPort {
     place: Place,
     index: PortIndex,
     carried: CarriedNic,
+    steering: Arc<Steering>,
     /// The rings that should run.
     wanted: Mutex<Layout>,
     /// The rings that run. Locked while that changes.
@@ -113,6 +115,7 @@ impl X550Path {
     /// The data path of a NIC with `total_vfs` VFs on a switch that has as many ports and one more.
     pub(crate) fn new(threads: Arc<Threads>, mac: [u8; 6], total_vfs: u16) -> Arc<Self> {
         let places = std::iter::once(Place::Pf).chain((0..total_vfs).map(Place::Vf));
+        let rss = Nic::new(Mac(mac)).rss(0);
         let ports = (0..).zip(places).map(|(index, place)| {
             let mac = if place == Place::Pf { mac } else { [0; 6] };
             FunctionPort {
@@ -123,6 +126,7 @@ impl X550Path {
                     policy: Arc::new(PolicyCell::new(Policy::default(), RateLimits::default())),
                     counters: Arc::new(NetCounters::new()),
                 },
+                steering: Arc::new(Steering::new(rss.clone())),
                 wanted: Mutex::default(),
                 running: Mutex::default(),
                 open: ArcSwapOption::empty(),
@@ -192,6 +196,7 @@ impl X550Path {
             // The lock is released in between: each pool takes some microseconds.
             let rules = PoolRules::of(&nic.lock(), port.place);
             rules.apply(&port.carried, has_link);
+            port.steering.set(pool_rules::rss(&nic.lock(), port.place));
         }
     }
 
@@ -216,10 +221,14 @@ impl X550Path {
         let CarriedNic { state, policy, counters } = port.carried.clone();
         // The PF's driver is told of the link by the NIC.
         let nic_of_port = PortNic { memory, state, policy, counters, tell_link: Box::new(|| {}) };
-        let receive = queues(wanted.receive).map(|queue| Some(ReceiveRing::X550(X550Receive::new(nic.clone(), queue))));
+        let receive = queues(wanted.receive).map(|queue| {
+            let steering = Arc::clone(&port.steering);
+            Some(ReceiveRing::X550(X550Receive::new(nic.clone(), queue, steering)))
+        });
         let send = queues(wanted.transmit).map(|queue| SendQueue::X550(X550Send::new(nic.clone(), queue)));
         let tx = PortTx::new(send, None);
-        let open = Arc::new(OpenPort::new(port.index, nic_of_port, receive, tx, core.account(port.index))?);
+        let open = OpenPort::new(port.index, nic_of_port, receive, tx, core.account(port.index))?;
+        let open = Arc::new(open.steered_by(Arc::clone(&port.steering)));
         self.threads.start()?;
         port.open.store(Some(Arc::clone(&open)));
         *running = wanted;

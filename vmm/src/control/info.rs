@@ -10,7 +10,7 @@ use crate::api::info::{
     BackendInfo, BackendKind, BarType, DeviceNode, NicInfo, PciBar, PolicyInfo, Resource, SriovInfo, StoppedBy,
     SwitchInfo, VfInfo, VfState, VmCounters, VmInfo,
 };
-use crate::config::{BackendPlan, DeviceKind, MacAddress, NicPlan, SwitchMode};
+use crate::config::{BackendPlan, DeviceKind, MacAddress, NetPlan, NicPlan, SwitchMode};
 use crate::control::instance::Instance;
 use crate::devices::{Counted, Plugged};
 use crate::vm::Vm;

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use x550::{Nic, Place, Pool, Switching};
+use x550::{Nic, Place, Pool, Rss, Switching};
 
 use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
 use crate::net::{CarriedNic, Filter, Mode};
@@ -26,14 +26,24 @@ pub(super) fn mode(switching: &Switching) -> SwitchMode {
     if switching.pools > 1 && !switching.is_veb { SwitchMode::Vepa } else { SwitchMode::Veb }
 }
 
+/// The pool of a function: the PF has the default pool.
+fn pool_of(switching: &Switching, place: Place) -> u16 {
+    match place {
+        Place::Pf => switching.default_pool.unwrap_or(0).into(),
+        Place::Vf(index) => index,
+    }
+}
+
+/// The distribution of a function's frames to its queues.
+pub(super) fn rss(nic: &Nic, place: Place) -> Rss {
+    nic.rss(pool_of(&nic.switching(), place))
+}
+
 impl PoolRules {
     /// The rules of a function: those of its pool. The PF has the default pool.
     pub(super) fn of(nic: &Nic, place: Place) -> Self {
         let switching = nic.switching();
-        let index = match place {
-            Place::Pf => switching.default_pool.unwrap_or(0).into(),
-            Place::Vf(index) => index,
-        };
+        let index = pool_of(&switching, place);
         // Without pools, the PF is the whole NIC.
         let exists = place == Place::Pf || switching.pools > 1;
         Self::of_pool(&nic.pool(index), exists)

@@ -1,6 +1,7 @@
 //! A receive ring of an X550.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use x550::descriptor::{Received, receive_buffer};
 use x550::{Counter as Statistic, Direction, Place, ReceiveQueue, VfCounter};
@@ -14,6 +15,7 @@ use crate::queue::ring::BrokenRing;
 use crate::switch::frame::body::Body;
 use crate::switch::rings::supply::is_enough;
 use crate::switch::rings::{Lack, Supply};
+use crate::switch::steering::Steering;
 use crate::x550_sriov::X550Handle;
 
 /// The two addresses of a frame, after which a VLAN tag may follow.
@@ -30,6 +32,7 @@ pub(crate) struct X550Receive {
     registers: X550Handle,
     /// The queue of the NIC, 0 to 127.
     queue: u16,
+    steering: Arc<Steering>,
     /// True if the driver must be told of frames.
     has_news: Cell<bool>,
 }
@@ -54,8 +57,8 @@ pub(crate) struct X550Room<'r, 'm> {
 
 impl X550Receive {
     /// The receive queue with this number of the NIC.
-    pub(crate) fn new(registers: X550Handle, queue: u16) -> Self {
-        Self { registers, queue, has_news: Cell::new(false) }
+    pub(crate) fn new(registers: X550Handle, queue: u16, steering: Arc<Steering>) -> Self {
+        Self { registers, queue, steering, has_news: Cell::new(false) }
     }
 
     /// Begins a run; `None` if the queue is disabled.
@@ -132,10 +135,11 @@ impl X550Room<'_, '_> {
             supply.congested = None;
         }
         let checked = is_valid.then_some(true);
+        let (rss_hash, rss_type) = self.receive.steering.hash_of(frame);
         for (n, part) in (1..=needed).zip(frame.chunks(size)) {
             let part_len = u16::try_from(part.len()).unwrap_or(u16::MAX);
             let ends = n == needed;
-            let result = Received { len: part_len, ends, vlan: vlan.filter(|_| ends), ..Received::default() };
+            let result = Received { len: part_len, ends, rss_hash, rss_type, vlan: vlan.filter(|_| ends), ..Received::default() };
             let result = if ends { Received { l4_checked: checked, ip_checked: checked, ..result } } else { result };
             if !self.write(part, result)? {
                 tally.count(Counter::RxBadChains);
