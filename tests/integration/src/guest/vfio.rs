@@ -29,11 +29,16 @@ impl Guest {
         self.ok(&format!("[ -e /sys/bus/pci/drivers/vfio-pci/{address} ]"));
     }
 
-    /// Returns the function at `address` to the driver of its kind.
+    /// Returns the function at `address` to virtio-pci.
     pub fn take_from_vfio(&mut self, address: &str) {
-        self.ok(&format!("echo {address} > /sys/bus/pci/drivers/vfio-pci/unbind"));
+        self.return_to("virtio-pci", address);
+    }
+
+    /// Returns the function at `address` from programs to `driver`.
+    pub fn return_to(&mut self, driver: &str, address: &str) {
+        self.unbind(address);
         self.ok(&format!("echo > /sys/bus/pci/devices/{address}/driver_override"));
-        self.bind(address);
+        self.bind_to(driver, address);
     }
 }
 
@@ -51,8 +56,8 @@ impl GuestTestpmd {
         guest.ok("chmod 755 / && echo 40 > /proc/sys/vm/nr_hugepages");
         guest.ok(&format!("rm -f {LOG} && : > {COMMANDS}"));
         let functions: String = addresses.iter().map(|address| format!(" -a {address}")).collect();
-        let eal =
-            "--in-memory --lcores 0@0,1@0 -m 64 -d /lib/librte_net_virtio.so.25 -d /lib/librte_mempool_ring.so.25";
+        let plugins = ["net_virtio", "net_ixgbe", "mempool_ring"].map(|name| format!(" -d /lib/librte_{name}.so.25"));
+        let eal = format!("--in-memory --lcores 0@0,1@0 -m 64{}", plugins.concat());
         let own = "-i --total-num-mbufs=2048 --disable-link-check";
         // testpmd polls. At the lowest priority it leaves the guest's only processor to others.
         guest.ok(&format!(

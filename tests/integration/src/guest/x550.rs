@@ -1,6 +1,7 @@
 //! An emulated X550 in a guest, which Linux drives with ixgbe and ixgbevf and configures with Debian's tools.
 
 use std::net::Ipv4Addr;
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -92,6 +93,13 @@ impl X550 {
     /// The PF's netdev.
     pub fn interface(&self) -> &'static str {
         INTERFACE
+    }
+
+    /// Takes the uplink's tap down, or brings it up.
+    pub fn set_uplink(&self, up: bool) {
+        let state = if up { "up" } else { "down" };
+        let done = Command::new("ip").args(["link", "set", self.uplink.name(), state]).status();
+        assert!(done.is_ok_and(|status| status.success()), "the tap could not be taken {state}");
     }
 
     /// Enables `count` VFs with their drivers.

@@ -1,6 +1,7 @@
 //! An emulated X550, driven by ixgbe and ixgbevf of Debian's generic kernels.
 
 mod x550_cni;
+mod x550_dpdk;
 mod x550_driver;
 mod x550_moves;
 mod x550_policy;

@@ -140,9 +140,7 @@ fn vfs_of_an_x550_are_behind_the_iommu_each_in_its_group() {
     // A VF goes to programs and back.
     nic.guest.give_to_vfio("0000:01:00.3");
     nic.guest.ok("[ -e /dev/vfio/$(basename $(readlink /sys/bus/pci/devices/0000:01:00.3/iommu_group)) ]");
-    nic.guest.ok("echo 0000:01:00.3 > /sys/bus/pci/drivers/vfio-pci/unbind");
-    nic.guest.ok("echo > /sys/bus/pci/devices/0000:01:00.3/driver_override");
-    nic.guest.bind_to("ixgbevf", "0000:01:00.3");
+    nic.guest.return_to("ixgbevf", "0000:01:00.3");
     assert_eq!((count(&nic, "faults"), count(&nic, "refused")), (0, 0));
     nic.guest.assert_x550_has_no_complaint();
     assert_eq!(nic.guest.power_off().code, Some(0));
