@@ -108,7 +108,7 @@ fn hidden(state: &mut DeviceState) {
     state.function.config.sriov.as_mut().unwrap().num_vfs = 62;
 }
 
-const HOSTILE: [Hostile; 20] = [
+const HOSTILE: [Hostile; 21] = [
     (|state| state.version = 2, "saved state of version 2; this is version 1"),
     (|state| state.device_type = 1, "saved state of a device with different device types"),
     (|state| state.function.device = DeviceSpecific::PowerOn, "saved state of a device with different device types"),
@@ -150,6 +150,13 @@ const HOSTILE: [Hostile; 20] = [
         "VF 62: saved state with an impossible value in configuration space",
     ),
     (hidden, "VF 62: saved state with an impossible value in what is reset while no driver can see it"),
+    (
+        |state| {
+            hidden(state);
+            nic(state).vfs[62] = x550::VfState::default();
+        },
+        "VF 62: saved state with an impossible value in what is reset while no driver can see it",
+    ),
     (
         |state| {
             hidden(state);
