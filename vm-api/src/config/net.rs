@@ -45,6 +45,7 @@ const ORDER: &[&str] = &[
     "standby",
     "pci_segment",
     "pci_device_id",
+    "numa",
     "iommu",
     "vhost",
     "vhost_user",
@@ -108,6 +109,12 @@ pub struct NetConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(limits = SLOT)]
     pub pci_device_id: Option<u8>,
+    /// NUMA node of the guest (--numa) that the NIC and its VFs are on. On PCI segment 0, it has a root bus of its own
+    /// there, on which pci_device_id counts. By default the node of the segment.
+    #[option("numa=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 63)]
+    pub numa: Option<u32>,
     /// Put the device behind the virtual IOMMU, which the VM then has.
     #[option("iommu=on|off")]
     pub iommu: bool,
@@ -402,8 +409,18 @@ mod tests {
         let names = |keys: Vec<Key>| keys.into_iter().map(|key| key.name).collect::<Vec<_>>();
         let (nic, vf) = (names(NetConfig::keys()), names(VfConfig::keys()));
         let missing: Vec<_> = nic.into_iter().filter(|name| !vf.contains(name)).collect();
-        let of_the_pf =
-            ["id", "standby", "pci_segment", "pci_device_id", "iommu", "switch", "workers", "uplink_rate", "sriov_vfs"];
+        let of_the_pf = [
+            "id",
+            "standby",
+            "pci_segment",
+            "pci_device_id",
+            "numa",
+            "iommu",
+            "switch",
+            "workers",
+            "uplink_rate",
+            "sriov_vfs",
+        ];
         assert_eq!(missing, of_the_pf);
     }
 

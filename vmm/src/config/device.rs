@@ -1,4 +1,4 @@
-//! The plan of one device of bus 0.
+//! The plan of one device of a root bus.
 
 use std::path::Path;
 
@@ -6,9 +6,10 @@ use virtio_devices::{BalloonSpec, BlockSpec, MemSpec, PmemSpec, RngSpec, RtcSpec
 
 use crate::config::net::backend::MissingBackend;
 use crate::config::sriov::{NetPlan, NicPlan};
+use crate::pci_layout::RootBus;
 use crate::vfio::VfioSpec;
 
-/// Device of bus 0, with a value for each setting that was left out.
+/// Device of a root bus, with a value for each setting that was left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DevicePlan {
     /// The option that describes it, such as `--disk`.
@@ -17,7 +18,7 @@ pub struct DevicePlan {
     pub id: String,
     /// The PCI segment.
     pub pci_segment: u16,
-    /// The device number on bus 0 of the segment, 1 to 31; `None` for the lowest free one.
+    /// The device number on the root bus, 1 to 31, or 0 where no host bridge is; `None` for the lowest free one.
     pub pci_device_id: Option<u8>,
     /// True if its own function is behind the virtual IOMMU. VFs always are if the VM has one.
     pub iommu: bool,
@@ -79,6 +80,21 @@ impl DevicePlan {
             DeviceKind::Net(net) => Some(net),
             _ => None,
         }
+    }
+
+    /// The further root bus of segment 0 that it is on, if it is on one.
+    pub fn root(&self) -> Option<RootBus> {
+        self.net().and_then(|net| net.root)
+    }
+
+    /// The number of the root bus that it is on, within its segment.
+    pub fn root_bus(&self) -> u8 {
+        self.root().map_or(0, |root| root.bus)
+    }
+
+    /// Its slot if one is given: the segment, the root bus, and the device number there.
+    pub(crate) fn chosen_slot(&self) -> Option<(u16, u8, u8)> {
+        Some((self.pci_segment, self.root_bus(), self.pci_device_id?))
     }
 
     /// True if the configuration has fields for the device's id and slot

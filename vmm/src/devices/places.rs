@@ -18,13 +18,14 @@ pub(crate) enum Place {
     },
 }
 
-/// The places of the devices of a new machine: each gets its chosen slot, or the lowest slot from 1 of its segment that
-/// no other device chose; `None` if none is left.
+/// The places of the devices of a new machine: each gets its chosen slot, or the lowest slot from 1 of its root
+/// bus that no other device chose; `None` if none is left.
 pub(crate) fn of_new(plans: &[DevicePlan]) -> Vec<Place> {
-    let chosen = plans.iter().filter_map(|plan| Some((plan.pci_segment, plan.pci_device_id?)));
+    let chosen = plans.iter().filter_map(DevicePlan::chosen_slot);
     let mut taken: HashSet<_> = chosen.collect();
-    let slot =
-        |plan: &DevicePlan| plan.pci_device_id.or_else(|| (1..32).find(|slot| taken.insert((plan.pci_segment, *slot))));
+    let slot = |plan: &DevicePlan| {
+        plan.pci_device_id.or_else(|| (1..32).find(|slot| taken.insert((plan.pci_segment, plan.root_bus(), *slot))))
+    };
     plans.iter().map(slot).map(Place::Slot).collect()
 }
 
