@@ -46,8 +46,8 @@ pub enum DeviceError {
     NoIommu,
     /// A NIC is added on a NUMA node whose root bus the VM does not have.
     #[error(
-        "{option},numa={node}: the guest has no root bus of this node, because the VM was started without a NIC that has \
-         numa=; start it with one, or leave numa out"
+        "{option},numa={node}: the guest has no root bus of this node, because the VM was started without a NIC that \
+         has numa=; start it with one, or leave numa out"
     )]
     NoRootBus {
         /// The NIC.

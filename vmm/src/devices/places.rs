@@ -51,4 +51,16 @@ mod tests {
         let places = of_new(&VmPlan::of(&config).unwrap().devices);
         assert_eq!(places, [2, 4, 1, 3, 5, 1, 1, 2, 6].map(slot));
     }
+
+    #[test]
+    fn each_root_bus_has_slots_of_its_own() {
+        let mut config = VmConfig::default();
+        config.numa = ["guest_numa_id=0", "guest_numa_id=1"].map(|node| node.parse().unwrap()).into();
+        config.net = ["numa=0", "numa=0,pci_device_id=1", "id=c", "numa=1"].map(|net| net.parse().unwrap()).into();
+        let plan = VmPlan::of(&config).unwrap();
+        let places = plan.devices.iter().zip(of_new(&plan.devices)).filter(|(device, _)| device.net().is_some());
+        let places: Vec<_> = places.map(|(_, place)| place).collect();
+        // The virtio console has slot 1 of bus 0.
+        assert_eq!(places, [2, 1, 2, 1].map(|slot| Place::Slot(Some(slot))));
+    }
 }

@@ -25,8 +25,9 @@ const LOW_MAX: u64 = 1 << 20;
 #[error("the PCI devices of a segment need more than its MMIO addresses; reserve fewer VFs, or give it more weight")]
 pub struct NoRoom;
 
-/// Gives each BAR of the devices on a root bus an address of its own, and enables the boot devices, as the platform's firmware does for a boot
-/// loader. Only a guest that stands in for firmware, such as rust-hypervisor-firmware, gets this state.
+/// Gives each BAR of the devices on a root bus an address of its own, and enables the boot devices, as the platform's
+/// firmware does for a boot loader. Only a guest that stands in for firmware, such as rust-hypervisor-firmware, gets
+/// this state.
 ///
 /// - The 64-bit BARs of mass storage lie below 4 GiB: a loader may map no more than that.
 /// - Memory Space and Bus Master are set in virtio disks, as PCI lets firmware choose the devices to enable
