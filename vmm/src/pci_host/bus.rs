@@ -51,8 +51,8 @@ impl Bus {
         self.segments.get(usize::from(segment))
     }
 
-    /// The place for a device with `total_vfs` VFs on a root bus of a segment: in `slot`, or in the lowest free one from
-    /// 1.
+    /// The place for a device with `total_vfs` VFs on a root bus of a segment: in `slot`, or in the lowest free one
+    /// from 1.
     ///
     /// # Errors
     ///

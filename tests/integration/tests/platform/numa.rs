@@ -61,8 +61,8 @@ fn numa_nodes_are_as_configured_and_get_their_plugged_memory() {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// PFs on two nodes within segment 0: each PF and its VFs are on the node that `numa=` gives, a NIC is added and removed
-/// there, and a reboot changes none of it.
+/// PFs on two nodes within segment 0: each PF and its VFs are on the node that `numa=` gives, a NIC is added and
+/// removed there, and a reboot changes none of it.
 #[test]
 fn pfs_are_on_two_nodes_of_segment_0_with_their_vfs() {
     const PFS: [(&str, &str); 2] = [("0000:00:01.0", "0"), ("0000:40:01.0", "1")];
