@@ -62,7 +62,7 @@ impl VmPlan {
             config.vdpa.iter().map(|vdpa| (VdpaConfig::OPTION, vdpa.pci_segment, vdpa.pci_device_id, vdpa.iommu));
         let ids = config.ids();
         let numa = numa::plan(config, count, &mut warnings)?;
-        let roots = RootBuses::plan(&config.net, &numa, count)?;
+        let roots = RootBuses::plan(&config.net, &config.numa, count)?;
         let plans = sriov::plan(&config.net, &config.vdpa, &ids, vcpus, (count, &roots))?;
         let device = |(net, (flag, pci_segment, pci_device_id, iommu)): (NetPlan, _)| DevicePlan {
             flag,

@@ -4,12 +4,11 @@
 //! root bus with a host bridge of its own, except the node that has segment 0 itself. Their numbers depend on the
 //! number of nodes alone, not on the NICs, so that they stay the same when NICs come and go.
 
-use vm_api::config::NetConfig;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::option::Options as _;
+use vm_api::config::{NetConfig, NumaConfig};
 
 use crate::arch::x86_64::layout::MOST_SEGMENTS;
-use crate::config::numa::NumaNode;
 use crate::config::subject::Subject;
 use crate::pci_layout::RootBus;
 
@@ -18,21 +17,22 @@ use crate::pci_layout::RootBus;
 pub(crate) struct RootBuses(Vec<RootBus>);
 
 impl RootBuses {
-    /// Plans the root buses of a VM with these NICs, nodes and number of PCI segments.
+    /// Plans the root buses of a VM with these NICs, nodes and number of PCI segments. The nodes have been checked by
+    /// themselves.
     ///
     /// # Errors
     ///
     /// Fails if a NIC is to be on a node that does not exist, or that its segment is not on, or if there would be too
     /// many root buses.
-    pub(crate) fn plan(nets: &[NetConfig], nodes: &[NumaNode], segments: u16) -> Result<Self, ConfigError> {
+    pub(crate) fn plan(nets: &[NetConfig], nodes: &[NumaConfig], segments: u16) -> Result<Self, ConfigError> {
         let mut first = None;
         for (index, net) in nets.iter().enumerate() {
             let Some(node) = net.numa else { continue };
             let option = || Subject::device(NetConfig::OPTION, net.id.as_deref(), index, nets.len()).key("numa", node);
-            let planned = usize::try_from(node).ok().and_then(|node| nodes.get(node));
-            let planned = planned.ok_or_else(|| ConfigError::new(option(), no_such_node(nodes.len())))?;
+            let given = nodes.iter().find(|given| given.guest_numa_id == node);
+            let given = given.ok_or_else(|| ConfigError::new(option(), no_such_node(nodes.len())))?;
             match net.pci_segment {
-                segment if planned.segments.contains(&segment) => {}
+                segment if given.pci_segments.contains(&segment) => {}
                 0 => first = first.or_else(|| Some(option())),
                 segment => {
                     let what = format!(
@@ -44,8 +44,9 @@ impl RootBuses {
             }
         }
         let Some(option) = first else { return Ok(Self::default()) };
-        let without_segment = (0..).zip(nodes).filter(|(_, node)| !node.segments.contains(&0)).map(|(id, _)| id);
-        let without_segment: Vec<u32> = without_segment.collect();
+        let without_segment = nodes.iter().filter(|node| !node.pci_segments.contains(&0));
+        let mut without_segment: Vec<_> = without_segment.map(|node| node.guest_numa_id).collect();
+        without_segment.sort_unstable();
         let bridges = usize::from(segments) + without_segment.len();
         if bridges > usize::from(MOST_SEGMENTS) {
             let what = format!(

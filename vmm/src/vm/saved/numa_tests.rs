@@ -5,7 +5,7 @@ use crate::acpi::event_state::SlotsState;
 use crate::config::{NetConfig, PlannedVm};
 use crate::devices::opened_before::OpenedBefore;
 use crate::machine_state::MachineState;
-use crate::vm::VmError;
+use crate::vm::error::VmError;
 
 /// `cli; hlt; jmp back to hlt`
 const IDLE: &[u8] = &[0xfa, 0xf4, 0xeb, 0xfd];
