@@ -1,6 +1,9 @@
-//! The addresses that BARs may have, and their division among PCI segments.
+//! The addresses that BARs may have, and their division among PCI segments; and the buses of segment 0, and their
+//! division among its root buses.
 
 use std::ops::Range;
+
+use crate::arch::x86_64::layout::LAST_BUS;
 
 /// The addresses that BARs may have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +23,41 @@ pub struct Weights {
     pub mem64: u32,
 }
 
+/// A further root bus of segment 0, for the devices of a NUMA node. It has a host bridge and slots of its own, and the
+/// buses up to `last` for VFs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RootBus {
+    /// The number of the node.
+    pub node: u32,
+    /// The number of the bus, above 0.
+    pub bus: u8,
+    /// The last bus behind it.
+    pub last: u8,
+}
+
+impl RootBus {
+    /// Gives each of these nodes a root bus, in their order, from the end of segment 0. All have the same number of
+    /// buses, a power of two, and bus 0 keeps at least as many. Nodes without a place get none: there are 127 places.
+    pub fn of_nodes(nodes: &[u32]) -> Vec<Self> {
+        let all = usize::from(LAST_BUS) + 1;
+        let share = match all / (nodes.len() + 1) {
+            0 => 1,
+            most => 1 << most.ilog2(),
+        };
+        let first = all.saturating_sub(nodes.len() * share).max(share);
+        let buses = (first..all).step_by(share).zip(nodes);
+        let root = |(bus, node): (usize, &u32)| {
+            Some(Self { node: *node, bus: u8::try_from(bus).ok()?, last: u8::try_from(bus + share - 1).ok()? })
+        };
+        buses.filter_map(root).collect()
+    }
+
+    /// The last bus behind bus 0 of segment 0, which has these further root buses.
+    pub fn last_before(roots: &[Self]) -> u8 {
+        roots.first().map_or(LAST_BUS, |root| root.bus.saturating_sub(1))
+    }
+}
+
 /// The unit in which addresses are divided among segments, in bytes.
 const UNIT: u64 = 1 << 20;
 
@@ -29,6 +67,11 @@ impl Apertures {
         let mem32 = split(&self.mem32, weights.iter().map(|weights| weights.mem32));
         let mem64 = split(&self.mem64, weights.iter().map(|weights| weights.mem64));
         mem32.into_iter().zip(mem64).map(|(mem32, mem64)| Self { mem32, mem64 }).collect()
+    }
+
+    /// Divides the addresses of segment 0 among bus 0 and this number of further root buses, in this order.
+    pub fn split_among_roots(&self, further: usize) -> Vec<Self> {
+        self.split(&vec![Weights { mem32: 1, mem64: 1 }; further.saturating_add(1)])
     }
 }
 
@@ -51,6 +94,34 @@ mod tests {
     use super::*;
 
     const APERTURES: Apertures = Apertures { mem32: 0xc000_0000..0xe800_0000, mem64: 0x1_4000_1000..0xff_0000_0000 };
+
+    #[test]
+    fn root_buses_share_the_buses_of_segment_0() {
+        let of = |count: u32| RootBus::of_nodes(&Vec::from_iter(0..count));
+        let buses = |count| of(count).iter().map(|root| (root.bus, root.last)).collect::<Vec<_>>();
+        assert_eq!(buses(0), []);
+        assert_eq!(buses(1), [(64, 127)]);
+        assert_eq!(buses(2), [(64, 95), (96, 127)]);
+        assert_eq!(buses(3), [(32, 63), (64, 95), (96, 127)]);
+        assert_eq!(RootBus::of_nodes(&[1, 5])[1], RootBus { node: 5, bus: 96, last: 127 });
+        for count in [4, 7, 8, 63, 64, 127] {
+            let roots = of(count);
+            assert_eq!(roots.len(), count as usize);
+            assert!(roots.windows(2).all(|pair| pair[0].last + 1 == pair[1].bus), "{roots:?}");
+            let share = roots[0].last - roots[0].bus;
+            assert!(roots.iter().all(|root| root.last - root.bus == share) && roots[0].bus > share, "{roots:?}");
+            assert_eq!((roots[count as usize - 1].last, RootBus::last_before(&roots)), (127, roots[0].bus - 1));
+        }
+        assert_eq!((of(1_000).len(), RootBus::last_before(&[])), (127, 127));
+    }
+
+    #[test]
+    fn root_buses_share_the_addresses_of_segment_0() {
+        assert_eq!(APERTURES.split_among_roots(0), [APERTURES]);
+        let parts = APERTURES.split_among_roots(1);
+        assert_eq!([&parts[0].mem32, &parts[1].mem32], [&(0xc000_0000..0xd400_0000), &(0xd400_0000..0xe800_0000)]);
+        assert_eq!((parts[0].mem64.end, parts[1].mem64.end), (parts[1].mem64.start, APERTURES.mem64.end));
+    }
 
     #[test]
     fn segments_share_the_addresses_by_weight() {

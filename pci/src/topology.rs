@@ -1,14 +1,15 @@
 //! Routing IDs of a segment, and the device that reserves each.
 //!
-//! A device sits in a slot of bus 0, as a single function. The VFs of a PF have their own buses: the lowest consecutive
-//! buses that are free when the PF is plugged. VF i is function `i % 256` of the `i / 256`-th of them. All of this is
+//! A device sits in a slot of a root bus, as a single function. Bus 0 is one; a segment may have others, each with the
+//! buses up to the next one. The VFs of a PF have their own buses: the lowest consecutive buses behind the PF's root
+//! bus that are free when the PF is plugged. VF i is function `i % 256` of the `i / 256`-th of them. All of this is
 //! fixed at plug time, so no routing ID changes its device while a guest runs.
 
 use std::ops::RangeInclusive;
 
 use crate::{Bdf, Rid, VfIndex, VfRouting};
 
-/// Slots on bus 0.
+/// Slots on a root bus.
 const SLOTS: u8 = 32;
 
 /// Numbers of devices and VFs that a segment has room for.
@@ -64,6 +65,12 @@ pub enum TopologyError {
     /// All slots are taken. Slot 0 is only used on request.
     #[error("all slots of bus 0 are taken")]
     NoSlot,
+    /// All slots of a root bus other than 0 are taken.
+    #[error("all slots of root bus {0} are taken")]
+    NoSlotOnRoot(u8),
+    /// The bus is not a root bus.
+    #[error("the segment has no root bus {0}")]
+    NoSuchRoot(u8),
     /// The VFs need more consecutive buses than are free.
     #[error("{total_vfs} VFs need {needed} consecutive buses; {free} are free")]
     NoBuses {
@@ -139,6 +146,21 @@ struct Plugged<D> {
     device: D,
 }
 
+/// A bus, and the devices on it.
+#[derive(Debug, Clone)]
+enum Bus {
+    /// A root bus: the device in each slot.
+    Root(Box<[Option<u16>; SLOTS as usize]>),
+    /// A bus for VFs: the device whose VFs are on it.
+    Vfs(Option<u16>),
+}
+
+impl Bus {
+    fn root() -> Self {
+        Self::Root(Box::new([None; SLOTS as usize]))
+    }
+}
+
 /// The devices of one segment.
 ///
 /// Meant as an immutable snapshot that accesses share, and that plugging replaces by a changed copy.
@@ -147,10 +169,8 @@ pub struct Topology<D> {
     segment: u16,
     last_bus: u8,
     devices: Vec<Plugged<D>>,
-    /// The device in each slot of bus 0.
-    slots: [Option<u8>; SLOTS as usize],
-    /// The device whose VFs are on each bus.
-    buses: Box<[Option<u8>]>,
+    /// By number.
+    buses: Box<[Bus]>,
 }
 
 impl<D> Topology<D> {
@@ -161,54 +181,82 @@ impl<D> Topology<D> {
 
     /// Creates the segment with this number and with buses 0 to `last_bus`, without devices.
     pub fn of_segment(segment: u16, last_bus: u8) -> Self {
-        let buses = vec![None; usize::from(last_bus) + 1].into();
-        Self { segment, last_bus, devices: Vec::new(), slots: [None; SLOTS as usize], buses }
+        let bus = |bus| if bus == 0 { Bus::root() } else { Bus::Vfs(None) };
+        Self { segment, last_bus, devices: Vec::new(), buses: (0..=last_bus).map(bus).collect() }
     }
 
-    /// Numbers of devices and VFs that fit the empty segment.
+    /// Makes further buses of an empty segment root buses. Each has the buses up to the next one. Numbers of buses that
+    /// the segment does not have are ignored.
+    #[must_use]
+    pub fn with_root_buses(mut self, roots: impl IntoIterator<Item = u8>) -> Self {
+        for root in roots {
+            if let Some(bus) = self.buses.get_mut(usize::from(root)) {
+                *bus = Bus::root();
+            }
+        }
+        self
+    }
+
+    /// Numbers of devices and VFs that fit the empty segment, if bus 0 is its only root bus.
     pub const fn capacity(&self) -> Capacity {
         Capacity::new(self.last_bus)
     }
 
-    /// Finds a placement for a device with `total_vfs` VFs: in `slot`, or in the lowest free one from 1.
+    /// Finds a placement on bus 0 for a device with `total_vfs` VFs: in `slot`, or in the lowest free one from 1.
     ///
     /// # Errors
     ///
     /// Fails if there is none.
     pub fn place(&self, slot: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
+        self.place_on(0, slot, total_vfs)
+    }
+
+    /// As [`Self::place`], on the root bus `root`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no placement, or no such root bus.
+    pub fn place_on(&self, root: u8, slot: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
+        let none = if root == 0 { TopologyError::NoSlot } else { TopologyError::NoSlotOnRoot(root) };
+        self.slots(root)?;
         let slot = match slot {
-            Some(slot) => self.check_slot(slot)?,
-            None => {
-                Capacity::SLOTS.into_iter().find(|slot| self.check_slot(*slot).is_ok()).ok_or(TopologyError::NoSlot)?
-            }
+            Some(slot) => self.check_slot(root, slot)?,
+            None => Capacity::SLOTS.into_iter().find(|slot| self.check_slot(root, *slot).is_ok()).ok_or(none)?,
         };
-        let rid = Rid::from_bus_devfn(0, slot << 3);
+        let rid = Rid::from_bus_devfn(root, slot << 3);
         if total_vfs == 0 {
             return Ok(Placement { segment: self.segment, rid, vfs: None });
         }
-        let first = Rid::from_bus_devfn(self.free_buses(total_vfs)?, 0);
+        let first = Rid::from_bus_devfn(self.free_buses(root, total_vfs)?, 0);
         let first_vf_offset = first.to_bits() - rid.to_bits();
         let vfs = Some(VfPlacement { total_vfs, first_vf_offset, vf_stride: 1 });
         Ok(Placement { segment: self.segment, rid, vfs })
     }
 
-    /// The former placement of a device with `total_vfs` VFs: in `slot`, with VFs on `first_bus` and the following
-    /// buses.
+    /// The former placement of a device with `total_vfs` VFs: in `slot` of the root bus `root`, with VFs on `first_bus`
+    /// and the following buses.
     ///
     /// # Errors
     ///
     /// Fails if it is taken, or does not exist.
-    pub fn place_at(&self, slot: u8, first_bus: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
-        let slot = self.check_slot(slot)?;
-        let rid = Rid::from_bus_devfn(0, slot << 3);
+    pub fn place_at(
+        &self,
+        root: u8,
+        slot: u8,
+        first_bus: Option<u8>,
+        total_vfs: u16,
+    ) -> Result<Placement, TopologyError> {
+        let slot = self.check_slot(root, slot)?;
+        let rid = Rid::from_bus_devfn(root, slot << 3);
         let (first, needed) = match (first_bus, total_vfs) {
             (None, 0) => return Ok(Placement { segment: self.segment, rid, vfs: None }),
-            (Some(first @ 1..), 1..) => (first, Capacity::buses_for(total_vfs)),
+            (Some(first), 1..) if first > root => (first, Capacity::buses_for(total_vfs)),
             _ => return Err(TopologyError::NoBuses { total_vfs, needed: Capacity::buses_for(total_vfs), free: 0 }),
         };
+        let behind = self.buses_behind(root);
         let is_free = |bus: u16| {
-            let bus = u8::try_from(bus).ok().filter(|bus| *bus <= self.last_bus);
-            bus.is_some_and(|bus| self.buses.get(usize::from(bus)).is_some_and(Option::is_none))
+            let bus = u8::try_from(bus).ok().filter(|bus| behind.contains(bus));
+            bus.is_some_and(|bus| self.is_free(bus))
         };
         let buses = u16::from(first)..u16::from(first).saturating_add(needed);
         let free = u16::try_from(buses.clone().take_while(|bus| is_free(*bus)).count()).unwrap_or(u16::MAX);
@@ -223,21 +271,43 @@ impl<D> Topology<D> {
         })
     }
 
-    fn check_slot(&self, slot: u8) -> Result<u8, TopologyError> {
-        match self.slots.get(usize::from(slot)) {
+    /// The slots of a root bus.
+    fn slots(&self, root: u8) -> Result<&[Option<u16>; SLOTS as usize], TopologyError> {
+        match self.buses.get(usize::from(root)) {
+            Some(Bus::Root(slots)) => Ok(slots),
+            _ => Err(TopologyError::NoSuchRoot(root)),
+        }
+    }
+
+    fn check_slot(&self, root: u8, slot: u8) -> Result<u8, TopologyError> {
+        match self.slots(root)?.get(usize::from(slot)) {
             None => Err(TopologyError::NoSuchSlot(slot)),
             Some(Some(_)) => Err(TopologyError::SlotTaken(slot)),
             Some(None) => Ok(slot),
         }
     }
 
-    /// The first of the lowest consecutive free buses that hold `total_vfs` VFs.
-    fn free_buses(&self, total_vfs: u16) -> Result<u8, TopologyError> {
+    /// The buses for VFs behind a root bus: all up to the next root bus.
+    fn buses_behind(&self, root: u8) -> RangeInclusive<u8> {
+        let is_vfs = |bus: &u8| matches!(self.buses.get(usize::from(*bus)), Some(Bus::Vfs(_)));
+        let last = (root..self.last_bus).map(|before| before + 1).take_while(is_vfs).last();
+        match (root.checked_add(1), last) {
+            (Some(first), Some(last)) => first..=last,
+            #[expect(clippy::reversed_empty_ranges, reason = "no bus")]
+            _ => 1..=0,
+        }
+    }
+
+    fn is_free(&self, bus: u8) -> bool {
+        matches!(self.buses.get(usize::from(bus)), Some(Bus::Vfs(None)))
+    }
+
+    /// The first of the lowest consecutive free buses behind `root` that hold `total_vfs` VFs.
+    fn free_buses(&self, root: u8, total_vfs: u16) -> Result<u8, TopologyError> {
         let needed = Capacity::buses_for(total_vfs);
         let (mut run, mut longest) = (0u16, 0);
-        for bus in 1..=self.last_bus {
-            let free = self.buses.get(usize::from(bus)).is_some_and(Option::is_none);
-            run = if free { run + 1 } else { 0 };
+        for bus in self.buses_behind(root) {
+            run = if self.is_free(bus) { run + 1 } else { 0 };
             longest = longest.max(run);
             if run == needed {
                 // The run ends at `bus`, so it fits a byte.
@@ -255,11 +325,11 @@ impl<D> Topology<D> {
     pub fn plug(&mut self, placement: Placement, device: D) -> Result<(), TopologyError> {
         let slot = placement.rid.device();
         let total_vfs = placement.vfs.map_or(0, |vfs| vfs.total_vfs);
-        if self.place_at(slot, placement.first_vf_bus(), total_vfs)? != placement {
+        if self.place_at(placement.rid.bus(), slot, placement.first_vf_bus(), total_vfs)? != placement {
             return Err(TopologyError::SlotTaken(slot));
         }
-        // Each device has a slot, so there are at most 32.
-        let n = u8::try_from(self.devices.len()).map_err(|_| TopologyError::NoSlot)?;
+        // Each device has a slot, so there are at most 32 on each bus.
+        let n = u16::try_from(self.devices.len()).map_err(|_| TopologyError::NoSlot)?;
         self.devices.push(Plugged { placement, device });
         self.own(placement, Some(n));
         Ok(())
@@ -270,18 +340,20 @@ impl<D> Topology<D> {
         let n = self.devices.iter().position(|plugged| plugged.placement.rid == rid)?;
         let Plugged { placement, device } = self.devices.swap_remove(n);
         self.own(placement, None);
-        if let (Some(moved), Ok(n)) = (self.devices.get(n), u8::try_from(n)) {
+        if let (Some(moved), Ok(n)) = (self.devices.get(n), u16::try_from(n)) {
             self.own(moved.placement, Some(n));
         }
         Some(device)
     }
 
-    fn own(&mut self, placement: Placement, owner: Option<u8>) {
-        if let Some(slot) = self.slots.get_mut(usize::from(placement.rid.device())) {
+    fn own(&mut self, placement: Placement, owner: Option<u16>) {
+        if let Some(Bus::Root(slots)) = self.buses.get_mut(usize::from(placement.rid.bus()))
+            && let Some(slot) = slots.get_mut(usize::from(placement.rid.device()))
+        {
             *slot = owner;
         }
         for bus in placement.vf_buses() {
-            if let Some(bus) = self.buses.get_mut(usize::from(bus)) {
+            if let Some(Bus::Vfs(bus)) = self.buses.get_mut(usize::from(bus)) {
                 *bus = owner;
             }
         }
@@ -289,12 +361,12 @@ impl<D> Topology<D> {
 
     /// The device that reserves `rid`, whether a function exists there or not.
     pub fn lookup(&self, rid: Rid) -> Option<&D> {
-        let owner = match rid.bus() {
-            0 if rid.function() == 0 => self.slots.get(usize::from(rid.device())),
-            0 => None,
-            bus => self.buses.get(usize::from(bus)),
+        let owner = match self.buses.get(usize::from(rid.bus()))? {
+            Bus::Root(slots) if rid.function() == 0 => *slots.get(usize::from(rid.device()))?,
+            Bus::Root(_) => None,
+            Bus::Vfs(owner) => *owner,
         };
-        self.devices.get(usize::from((*owner?)?)).map(|plugged| &plugged.device)
+        self.devices.get(usize::from(owner?)).map(|plugged| &plugged.device)
     }
 
     /// All devices with their places.
@@ -425,7 +497,7 @@ mod tests {
         let mut again = Topology::new(127);
         for (placement, device) in [(plain, 3), (second, 2)] {
             let (slot, vfs) = (placement.rid.device(), placement.vfs.map_or(0, |vfs| vfs.total_vfs));
-            let found = again.place_at(slot, placement.first_vf_bus(), vfs).unwrap();
+            let found = again.place_at(0, slot, placement.first_vf_bus(), vfs).unwrap();
             assert_eq!(found, placement);
             again.plug(found, device).unwrap();
         }
@@ -442,9 +514,40 @@ mod tests {
             (2, Some(1), 1),
             (32, None, 0),
         ] {
-            assert!(again.place_at(slot, bus, vfs).is_err(), "{slot} {bus:?} {vfs}");
+            assert!(again.place_at(0, slot, bus, vfs).is_err(), "{slot} {bus:?} {vfs}");
         }
-        assert_eq!(again.place_at(1, Some(1), 8), Ok(first));
+        assert_eq!(again.place_at(0, 1, Some(1), 8), Ok(first));
+    }
+
+    #[test]
+    fn each_root_bus_has_slots_and_vf_buses_of_its_own() {
+        let mut topology = Topology::new(127).with_root_buses([64, 126, 127, 200]);
+        let place = |topology: &mut Topology<u32>, root, total_vfs, device| {
+            let placement = topology.place_on(root, Some(3), total_vfs).unwrap();
+            topology.plug(placement, device).unwrap();
+            (placement.rid.to_string(), placement.first_vf_bus())
+        };
+        assert_eq!(place(&mut topology, 0, 300, 1), ("00:03.0".to_string(), Some(1)));
+        assert_eq!(place(&mut topology, 64, 300, 2), ("40:03.0".to_string(), Some(65)));
+        assert_eq!(place(&mut topology, 126, 0, 3), ("7e:03.0".to_string(), None));
+        assert_eq!(place(&mut topology, 127, 0, 4), ("7f:03.0".to_string(), None));
+        assert_eq!([1, 2, 3, 4].map(|device| owned(&topology, device)), [513, 513, 1, 1]);
+        for (root, free) in [(0, 61), (64, 59), (126, 0), (127, 0)] {
+            let no_buses = TopologyError::NoBuses { total_vfs: u16::MAX, needed: 256, free };
+            assert_eq!(topology.place_on(root, None, u16::MAX), Err(no_buses));
+        }
+        for root in [1, 65, 200] {
+            assert_eq!(topology.place_on(root, None, 0), Err(TopologyError::NoSuchRoot(root)));
+            assert_eq!(topology.place_at(root, 1, None, 0), Err(TopologyError::NoSuchRoot(root)));
+        }
+        // VFs are behind the PF's own root bus.
+        for (root, first, vfs) in [(0, 63, 257), (0, 64, 1), (0, 67, 1), (64, 3, 1), (64, 126, 1), (127, 128, 1)] {
+            assert!(topology.place_at(root, 9, Some(first), vfs).is_err(), "{root} {first}");
+        }
+        let again = topology.place_at(64, 9, Some(67), 8).unwrap();
+        assert_eq!((again.rid.to_string(), again.first_vf_bus()), ("40:09.0".to_string(), Some(67)));
+        assert_eq!(topology.unplug(Rid::new(64, 3, 0).unwrap()), Some(2));
+        assert_eq!([1, 2, 3, 4].map(|device| owned(&topology, device)), [513, 0, 1, 1]);
     }
 
     /// B11: removing a PF frees all of its routing IDs.

@@ -125,7 +125,7 @@ fn other(option: &str, key: &str) -> &'static str {
         (_, "hotplugged_size") => "128M,hotplug_size=1G",
         (_, "size" | "hotplug_size") => "128M",
         (_, "hugepage_size") => "2M",
-        (_, "host_numa_node") => "0",
+        (_, "host_numa_node" | "numa") => "0",
         (_, "hotplug_method") => "virtio-mem",
         (_, "access") => "rw",
         (_, "cid") => "7",
@@ -184,6 +184,9 @@ fn printed(option: &str, value: &str) -> Result<String, String> {
     }
     if option == "--landlock-rules" {
         command.arg("--landlock");
+    }
+    if option == "--net" {
+        command.args(["--numa", "guest_numa_id=0"]);
     }
     if option == "--numa" {
         command.args(["--memory", "size=0", "--memory-zone", "id=z,size=256M", "id=y,size=256M"]);

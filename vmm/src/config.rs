@@ -19,6 +19,7 @@ pub(crate) mod on_off;
 pub(crate) mod plan;
 pub(crate) mod queue_affinity;
 pub(crate) mod rate;
+pub(crate) mod root_buses;
 pub(crate) mod rtc;
 pub(crate) mod segments;
 pub(crate) mod shared_macs;

@@ -16,8 +16,10 @@ use crate::config::net::switch::SwitchPlan;
 use crate::config::net::vf_ranges;
 use crate::config::net::x550::{self, X550Plan};
 use crate::config::rate;
+use crate::config::root_buses::RootBuses;
 use crate::config::segments;
 use crate::config::subject::Subject;
+use crate::pci_layout::RootBus;
 use vm_api::config::VmConfig;
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::kinds::Ids;
@@ -35,6 +37,8 @@ pub struct NetPlan {
     pub vfs: Vec<NicPlan>,
     /// The switch that connects the PF with the VFs that are its ports.
     pub switch: Option<SwitchPlan>,
+    /// The further root bus of segment 0 that it is on, if it is on one.
+    pub root: Option<RootBus>,
 }
 
 /// A NIC of any model.
@@ -75,7 +79,7 @@ impl NetPlan {
         std::iter::once(&mut self.pf).chain(&mut self.vfs)
     }
 
-    fn new(pool: &Pool<'_>, names: Names) -> Self {
+    fn new(pool: &Pool<'_>, names: Names, root: Option<RootBus>) -> Self {
         // A NIC always has an address of its own. A VF's address may follow from its PF's, but not from an address that
         // only the PF's device knows: then the configuration stores the VF's, as if it had been given. On a switch,
         // too, it counts as given: with another address, the VF would receive frames for others.
@@ -87,16 +91,16 @@ impl NetPlan {
         };
         let vfs = pool.vfs.iter().zip(names.vfs);
         let vfs = vfs.map(|(config, name)| NicPlan::new(config, given(config, &name), name)).collect();
-        Self { pf, vfs, switch: SwitchPlan::of(pool.pf) }
+        Self { pf, vfs, switch: SwitchPlan::of(pool.pf), root }
     }
 }
 
 impl AnyNic {
-    fn new(pool: &Pool<'_>, names: Names) -> Self {
+    fn new(pool: &Pool<'_>, names: Names, root: Option<RootBus>) -> Self {
         if x550::is_x550(pool.pf) {
-            return Self::X550(X550Plan::new(pool.pf, names.pf.id, names.pf.mac));
+            return Self::X550(X550Plan { root, ..X550Plan::new(pool.pf, names.pf.id, names.pf.mac) });
         }
-        Self::Virtio(NetPlan::new(pool, names))
+        Self::Virtio(NetPlan::new(pool, names, root))
     }
 
     /// The device's name in the VM: the user's, or one with its number.
@@ -149,24 +153,24 @@ pub(crate) fn expanded(config: &VmConfig) -> Result<Option<VmConfig>, ConfigErro
         return Ok(None);
     }
     // A client can ask for any number of PFs and VFs.
-    check_buses(&config.net)?;
+    check_buses(&config.net, &RootBuses::default())?;
     vf_ranges::expanded(config).map(Some)
 }
 
-/// Plans the network devices of a VM with `vcpus` vCPUs and `segments` PCI segments: first those of `nets`, then those
-/// of `vdpas`.
+/// Plans the network devices of a VM with `vcpus` vCPUs, this number of PCI segments and these further root buses:
+/// first those of `nets`, then those of `vdpas`.
 pub(crate) fn plan(
     nets: &[NetConfig],
     vdpas: &[VdpaConfig],
     ids: &Ids,
     vcpus: u32,
-    segments: u16,
+    (segments, roots): (u16, &RootBuses),
 ) -> Result<Vec<AnyNic>, ConfigError> {
     // Checks that limit the number of functions come first: a client can ask for any number of PFs and VFs.
     check_segments(nets, segments)?;
-    let on_vdpa = vdpas.iter().map(|vdpa| vdpa.pci_segment);
-    check_count(nets.iter().map(|net| net.pci_segment).chain(on_vdpa))?;
-    check_buses(nets)?;
+    let on_vdpa = vdpas.iter().map(|vdpa| (vdpa.pci_segment, 0));
+    check_count(nets.iter().map(|net| (net.pci_segment, roots.bus_of(net))).chain(on_vdpa))?;
+    check_buses(nets, roots)?;
     let made: Vec<_> = vdpas.iter().map(VdpaConfig::to_net).collect();
     let mut pools = Vec::with_capacity(nets.len() + made.len());
     for ((index, net), id) in nets.iter().enumerate().zip(ids.of::<NetConfig>()) {
@@ -178,12 +182,12 @@ pub(crate) fn plan(
         check_vdpa(vdpa, &subject)?;
         pools.push(Pool::new(VdpaConfig::OPTION, net, id, subject)?);
     }
-    check_slots(&pools)?;
+    check_slots(&pools, roots)?;
     for pool in &pools {
         pool.check(vcpus)?;
     }
     let names = Names::choose(&pools)?;
-    Ok(pools.iter().zip(names).map(|(pool, names)| AnyNic::new(pool, names)).collect())
+    Ok(pools.iter().zip(names).map(|(pool, names)| AnyNic::new(pool, names, roots.of(pool.pf))).collect())
 }
 
 /// Checks settings that a vDPA device loses when it becomes a NIC.
@@ -207,28 +211,29 @@ fn check_segments(nets: &[NetConfig], segments: u16) -> Result<(), ConfigError> 
     })
 }
 
-/// Checks that bus 0 of each segment has a slot for each device; `devices` are the devices' segments.
-fn check_count(devices: impl Iterator<Item = u16>) -> Result<(), ConfigError> {
+/// Checks that each root bus has a slot for each device; `devices` are the devices' segments and root buses.
+fn check_count(devices: impl Iterator<Item = (u16, u8)>) -> Result<(), ConfigError> {
     let slots = Capacity::SLOTS.count();
     let mut counts = HashMap::<_, usize>::new();
-    for segment in devices {
-        *counts.entry(segment).or_default() += 1;
+    for root in devices {
+        *counts.entry(root).or_default() += 1;
     }
-    if let Some(count) = counts.into_values().find(|count| *count > slots) {
-        let what = format!("bus 0 has slots for {slots} devices; use VFs (sriov_vfs=) instead of more NICs");
+    if let Some(((_, bus), count)) = counts.into_iter().find(|(_, count)| *count > slots) {
+        let what = format!("bus {bus} has slots for {slots} devices; use VFs (sriov_vfs=) instead of more NICs");
         return Err(ConfigError::new(format!("--net ({count} of them)"), Problem::Limit(what)));
     }
     Ok(())
 }
 
-/// Checks that no two devices request the same slot of bus 0.
-fn check_slots(pools: &[Pool<'_>]) -> Result<(), ConfigError> {
+/// Checks that no two devices request the same slot of a root bus.
+fn check_slots(pools: &[Pool<'_>], roots: &RootBuses) -> Result<(), ConfigError> {
     let mut users = HashMap::new();
     for pool in pools {
         let Some(slot) = pool.pf.pci_device_id else { continue };
         let subject = pool.subject(None);
-        check_slot(pool.pf.pci_segment, slot, &subject)?;
-        if let Some(user) = users.insert((pool.pf.pci_segment, slot), &pool.id) {
+        let root = (pool.pf.pci_segment, roots.bus_of(pool.pf));
+        check_slot(root, slot, &subject)?;
+        if let Some(user) = users.insert((root, slot), &pool.id) {
             let (what, user) = (format!("slot {slot}"), user.clone());
             let remedy = "give another, or leave pci_device_id out".to_string();
             return Err(ConfigError::new(subject.key("pci_device_id", slot), Problem::InUse { what, user, remedy }));
@@ -238,9 +243,9 @@ fn check_slots(pools: &[Pool<'_>]) -> Result<(), ConfigError> {
 }
 
 /// Checks that there are buses for the VFs of all PFs, whole ones for each.
-fn check_buses(nets: &[NetConfig]) -> Result<(), ConfigError> {
-    let (most, buses) = (CAPACITY.vfs(), u16::from(CAPACITY.vf_buses()));
-    let mut left = buses;
+fn check_buses(nets: &[NetConfig], roots: &RootBuses) -> Result<(), ConfigError> {
+    let most = CAPACITY.vfs();
+    let mut taken = HashMap::<_, u16>::new();
     for (index, net) in nets.iter().enumerate() {
         let vfs = net.sriov_vfs;
         let subject = Subject::device("--net", net.id.as_deref(), index, nets.len());
@@ -249,9 +254,15 @@ fn check_buses(nets: &[NetConfig]) -> Result<(), ConfigError> {
             return Err(fail(format!("a VM has buses for {most} VFs; reserve fewer")));
         }
         let needed = Capacity::buses_for(vfs);
-        left = left.checked_sub(needed).ok_or_else(|| {
-            fail(format!("takes {needed} of the VM's {buses} buses for VFs, but {left} are free; reserve fewer"))
-        })?;
+        let (owner, buses) = roots.vf_buses_of(net);
+        let taken = taken.entry(roots.bus_of(net)).or_default();
+        let left = buses.saturating_sub(*taken);
+        if needed > left {
+            return Err(fail(format!(
+                "takes {needed} of {owner}'s {buses} buses for VFs, but {left} are free; reserve fewer"
+            )));
+        }
+        *taken += needed;
     }
     Ok(())
 }

@@ -50,7 +50,7 @@ use crate::kvm::Vm;
 use crate::pci_host::bus::Bus;
 use crate::pci_host::device_watch::DeviceWatch;
 use crate::pci_host::slot::Slot;
-use crate::pci_layout::Apertures;
+use crate::pci_layout::{Apertures, RootBus};
 use crate::vfio::{Notice, VfioError, VfioHost};
 
 /// The host bridge that guests of Cloud Hypervisor see.
@@ -182,14 +182,15 @@ impl Devices {
     pub(crate) fn new(
         plans: &[DevicePlan],
         places: &[Place],
-        host: HostResources,
+        mut host: HostResources,
         passed: &PassedTaps,
         cancel: Option<&Cancel>,
     ) -> Result<Self, DeviceError> {
         let segments = u16::try_from(host.apertures.len()).unwrap_or(u16::MAX);
-        let mut devices = Self { bus: Arc::new(Bus::new(segments)), host, plugged: Vec::new() };
+        let mut devices =
+            Self { bus: Arc::new(Bus::new(segments, std::mem::take(&mut host.roots))), host, plugged: Vec::new() };
         // Only segment 0 has a host bridge, as in Cloud Hypervisor.
-        let placement = devices.place(0, Place::Slot(Some(0)), 0, "host bridge")?;
+        let placement = devices.place((0, 0), Place::Slot(Some(0)), 0, "host bridge")?;
         let slot = devices.slot(Box::new(HOST_BRIDGE), placement, "host bridge")?;
         devices.plug(placement, slot, "host bridge")?;
         let memory = devices.host.memory.clone();
@@ -324,7 +325,8 @@ impl Devices {
         let (iommu, spec) = self.plugged.iter().find_map(|plugged| Some((plugged, plugged.plan.iommu_spec()?)))?;
         let behind = self.plugged.iter().filter(|plugged| plugged.plan.iommu);
         let devices = behind.map(Plugged::address).collect();
-        Some(Viot { iommu: iommu.address(), devices, segments: spec.segments.clone() })
+        let roots = self.roots().iter().map(|root| root.bus).collect();
+        Some(Viot { iommu: iommu.address(), devices, segments: spec.segments.clone(), roots })
     }
 
     /// Notices of the host about its devices since the last call.
@@ -335,6 +337,11 @@ impl Devices {
     /// The host devices.
     pub(crate) const fn vfio(&self) -> &Arc<VfioHost> {
         &self.host.vfio
+    }
+
+    /// Further root buses of segment 0.
+    pub fn roots(&self) -> &[RootBus] {
+        self.bus.roots()
     }
 
     /// Apertures for BARs, of each segment.
@@ -372,10 +379,9 @@ impl Devices {
         Some(plugged.address())
     }
 
-    /// Removes the device in this slot of this segment, which the guest has released.
-    pub fn remove(&mut self, segment: u16, slot: u8) -> Option<Removed> {
-        let is_there = |address: Bdf| (address.segment, address.rid.device()) == (segment, slot);
-        let n = self.plugged.iter().position(|plugged| is_there(plugged.address()))?;
+    /// Removes the device at this address, which the guest has released.
+    pub fn remove(&mut self, address: Bdf) -> Option<Removed> {
+        let n = self.plugged.iter().position(|plugged| plugged.address() == address)?;
         let plugged = self.plugged.remove(n);
         self.bus.unplug(plugged.address());
         Some(plugged.removed())
@@ -385,7 +391,7 @@ impl Devices {
     pub fn remove_unplugged(&mut self) -> Vec<Removed> {
         let going = |plugged: &Plugged| plugged.going.then(|| plugged.address());
         let going: Vec<_> = self.plugged.iter().filter_map(going).collect();
-        going.into_iter().filter_map(|address| self.remove(address.segment, address.rid.device())).collect()
+        going.into_iter().filter_map(|address| self.remove(address)).collect()
     }
 
     fn open(
@@ -395,7 +401,12 @@ impl Devices {
         opener: &mut BackendOpener<'_>,
     ) -> Result<Placement, DeviceError> {
         let option = plan.option();
-        let placement = self.place(plan.pci_segment, place, plan.total_vfs(), &option)?;
+        if let Some(root) = plan.root()
+            && !self.roots().contains(&root)
+        {
+            return Err(DeviceError::NoRootBus { option, node: root.node });
+        }
+        let placement = self.place((plan.pci_segment, plan.root_bus()), place, plan.total_vfs(), &option)?;
         let (device, handle) = kind::open(&Site { plan, placement, host: &self.host }, opener)?;
         let slot = self.slot(device, placement, &option)?;
         self.plug(placement, Arc::clone(&slot), &option)?;
@@ -404,10 +415,10 @@ impl Devices {
         Ok(placement)
     }
 
-    fn place(&self, segment: u16, place: Place, total_vfs: u16, option: &str) -> Result<Placement, DeviceError> {
+    fn place(&self, root: (u16, u8), place: Place, total_vfs: u16, option: &str) -> Result<Placement, DeviceError> {
         let placement = match place {
-            Place::Slot(slot) => self.bus.place(segment, slot, total_vfs),
-            Place::At { slot, first_vf_bus } => self.bus.place_at(segment, slot, first_vf_bus, total_vfs),
+            Place::Slot(slot) => self.bus.place(root, slot, total_vfs),
+            Place::At { slot, first_vf_bus } => self.bus.place_at(root, slot, first_vf_bus, total_vfs),
         };
         placement.map_err(|error| DeviceError::Place { option: option.to_string(), error })
     }

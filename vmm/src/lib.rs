@@ -95,6 +95,6 @@ pub mod testing {
     ///
     /// Fails if there is not enough space.
     pub fn place_bars<D: ConfigTarget>(topology: &Topology<D>, free: Apertures) -> Result<(), NoRoom> {
-        assign_bars::place_bars(topology, free)
+        assign_bars::place_bars(topology, 0, free)
     }
 }

@@ -108,7 +108,10 @@ pub struct SavedDevice {
     pub id: String,
     /// PCI segment.
     pub segment: u16,
-    /// Device number on bus 0 of the segment.
+    /// Root bus: 0, or another one on segment 0. Older states have none other than 0.
+    #[serde(default, skip_serializing_if = "is_0")]
+    pub bus: u8,
+    /// Device number on the root bus.
     pub slot: u8,
     /// First bus of its VFs, if any.
     pub first_vf_bus: Option<u8>,
@@ -116,6 +119,10 @@ pub struct SavedDevice {
     pub leaving: bool,
     /// Registers, if a driver can change any.
     pub state: Option<DeviceState>,
+}
+
+fn is_0(bus: &u8) -> bool {
+    *bus == 0
 }
 
 /// Pending stop of a guest.

@@ -209,6 +209,7 @@ impl Vm {
         let host = devices::HostResources {
             memory: ram.memory().clone(),
             apertures: apertures(&layout, &plan.segments),
+            roots: plan.roots_in_use(),
             console: console.as_ref().map(|end| (Arc::clone(end.device()), end.window().cloned())),
             balloon: Arc::clone(&balloon),
             expiry: watchdog::expiry(Arc::clone(&stop)),
@@ -293,6 +294,7 @@ impl Vm {
         let viot = self.devices.viot();
         let hardware = tables::Hardware {
             apertures: self.devices.apertures(),
+            roots: self.devices.roots(),
             vcpus: self.vcpus,
             max_vcpus: self.max_vcpus,
             topology: Topology::of(&self.cpus),

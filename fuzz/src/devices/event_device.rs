@@ -13,6 +13,8 @@ use machine::acpi::ged::{
 };
 use machine::acpi::memory_hotplug::{self, BANK};
 use machine::acpi::vcpu_hotplug::{self, Change, VcpuHotplug};
+use machine::arch::x86_64::layout::MOST_SEGMENTS;
+use pci::{Bdf, Rid};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::input::{Input, Seed};
@@ -38,7 +40,7 @@ const TAKE: u8 = 11;
 const RESET: u8 = 12;
 const KINDS: u8 = 13;
 
-/// Segment and slot, or the number of a vCPU.
+/// The position of a root bus among the registers and a slot, or the number of a vCPU.
 type Slots = BTreeSet<(u16, u8)>;
 type Vcpus = BTreeSet<u8>;
 
@@ -147,6 +149,12 @@ impl Model {
     }
 }
 
+/// The address of a slot of the root bus at a position: each segment's bus 0, then further buses of segment 0.
+fn address(root: u16, slot: u8) -> Bdf {
+    let (segment, bus) = if root < MOST_SEGMENTS { (root, 0) } else { (0, root - MOST_SEGMENTS + 1) };
+    Bdf { segment, rid: Rid::from_bus_devfn(u8::try_from(bus).expect("a bus"), slot << 3) }
+}
+
 /// Runs the operations of `input`.
 pub fn run(input: &[u8]) {
     run_to_end(input);
@@ -190,12 +198,13 @@ fn run_to_end(input: &[u8]) -> (usize, usize, usize) {
                 assert_eq!(device.read_memory(offset), model.read_memory(offset), "offset {offset}");
             }
             kind @ (PLUG | UNPLUG) => {
-                let (segment, slot) = (u16::from(input.u8() % 97), input.u8() % 33);
-                let is_one = segment < ALL_SLOT_PORTS / SLOT_PORTS && slot < 32;
+                let (root, slot) = (u16::from(input.u8()), input.u8() % 32);
+                let is_one = root < ALL_SLOT_PORTS / SLOT_PORTS;
                 let set = if kind == PLUG { &mut model.plugged } else { &mut model.unplugged };
-                set.extend(is_one.then_some((segment, slot)));
+                set.extend(is_one.then_some((root, slot)));
                 model.tell(PCI_EVENT);
-                if kind == PLUG { device.plugged(segment, slot) } else { device.unplug(segment, slot) }
+                let address = address(root, slot);
+                if kind == PLUG { device.plugged(address) } else { device.unplug(address) }
             }
             RESIZE => {
                 let wanted = 1 + input.u8() % MOST_VCPUS;
@@ -227,7 +236,8 @@ fn run_to_end(input: &[u8]) -> (usize, usize, usize) {
             }
             TAKE => {
                 let taken = device.take_ejected();
-                assert!(taken.iter().eq(&std::mem::take(&mut model.released)), "{taken:?}");
+                let expected = std::mem::take(&mut model.released).into_iter();
+                assert!(taken.iter().copied().eq(expected.map(|(root, slot)| address(root, slot))), "{taken:?}");
                 let vcpus: Vec<_> = device.with_vcpus(|vcpus| vcpus.take_ejected().collect());
                 assert!(!vcpus.contains(&0) && vcpus.iter().eq(&std::mem::take(&mut model.ejected)), "{vcpus:?}");
                 if !(model.added.is_empty() && model.asked.is_empty()) {
@@ -269,7 +279,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let memory = Seed::new().with([ADD_MEMORY, ADD_MEMORY, READ_EVENTS]).with(port(READ_MEMORY, 0));
     let memory = (64..90).fold(memory, |seed, at| seed.with(port(READ_MEMORY, at)));
     let nothing = Seed::new().with([BUTTON, READ_EVENTS]).with(port(WRITE_SLOTS, ALL_SLOT_PORTS + EJECT)).with([255]);
-    let nothing = nothing.with([WRITE_VCPUS, 0, 255, WRITE_VCPUS, 200, 255, PLUG, 96, 1, UNPLUG, 1, 32]);
+    let nothing = nothing.with([WRITE_VCPUS, 0, 255, WRITE_VCPUS, 200, 255, PLUG, 96, 1, UNPLUG, 223, 31]);
     [pci, vcpus, kept, memory, nothing].map(Seed::done).into()
 }
 

@@ -71,7 +71,7 @@ fn state() -> MachineState {
         wanted_memory: 512 << 20,
         events: EventDeviceState {
             events: 5,
-            slots: vec![SlotsState { segment: 0, plugged: 2, unplugged: 4, ejected: 8 }],
+            slots: vec![SlotsState { segment: 0, bus: 64, plugged: 2, unplugged: 4, ejected: 8 }],
             vcpus: VcpuHotplugState {
                 present: vec![0, 1],
                 added: vec![1],
@@ -88,6 +88,7 @@ fn state() -> MachineState {
         devices: vec![SavedDevice {
             id: "_disk0".to_string(),
             segment: 0,
+            bus: 64,
             slot: 3,
             first_vf_bus: Some(1),
             leaving: true,
@@ -164,7 +165,8 @@ fn restore_events(state: &EventDeviceState) -> bool {
     // A slot may occur twice.
     assert!(machine.read().is_ok() || !has_released);
     assert_eq!(device.remind(), state.events != 0);
-    assert!(device.take_ejected().iter().all(|(segment, slot)| *segment < 96 && *slot < 32));
+    let mut ejected = device.take_ejected().into_iter();
+    assert!(ejected.all(|at| at.segment < 96 && (at.segment == 0 || at.rid.bus() == 0) && at.rid.function() == 0));
     true
 }
 

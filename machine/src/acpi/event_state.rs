@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct EventDeviceState {
     /// Events that the guest has not read.
     pub events: u8,
-    /// The slots of segments with pending notifications, by ascending numbers.
+    /// The slots of root buses with pending notifications: each segment's bus 0, then further buses of segment 0.
     pub slots: Vec<SlotsState>,
     /// The registers of vCPUs.
     pub vcpus: VcpuHotplugState,
@@ -17,18 +17,25 @@ pub struct EventDeviceState {
     pub memory: MemoryHotplugState,
 }
 
-/// The slots of a segment, a bit for each.
+/// The slots of a root bus, a bit for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlotsState {
     /// The segment.
     pub segment: u16,
+    /// The root bus: 0, or another one on segment 0. Older states have none other than 0.
+    #[serde(default, skip_serializing_if = "is_0")]
+    pub bus: u8,
     /// Slots with a new device, not read by the guest yet.
     pub plugged: u32,
     /// Slots whose device should be released, not read by the guest yet.
     pub unplugged: u32,
     /// Slots whose device the guest has released, but that is still plugged.
     pub ejected: u32,
+}
+
+fn is_0(bus: &u8) -> bool {
+    *bus == 0
 }
 
 /// The registers of vCPUs: numbers in ascending order.

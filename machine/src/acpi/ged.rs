@@ -8,7 +8,8 @@
 //! |---|---|---|
 //! | 0 | the events, which the read clears | nothing |
 //!
-//! The slots of each segment have registers of their own, [`SLOT_PORTS`] apart:
+//! The slots of each root bus have registers of their own, [`SLOT_PORTS`] apart: first those of each segment's bus 0,
+//! then those of further root buses of segment 0.
 //!
 //! | offset | read | written |
 //! |---|---|---|
@@ -24,17 +25,20 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use pci::{Bdf, Rid};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::acpi::event_state::{EventDeviceState, SlotsState};
 use crate::acpi::memory_hotplug::MemoryHotplug;
 use crate::acpi::vcpu_hotplug::VcpuHotplug;
-use crate::arch::x86_64::layout::MOST_SEGMENTS;
+use crate::arch::x86_64::layout::{LAST_BUS, MOST_SEGMENTS};
 
-/// Number of ports of the slots of one segment.
+/// Number of ports of the slots of one root bus.
 pub const SLOT_PORTS: u16 = 16;
-/// Number of ports of the slots of all segments.
-pub const ALL_SLOT_PORTS: u16 = SLOT_PORTS * MOST_SEGMENTS;
+/// Number of root buses that there may be: one of each segment, and each further bus of segment 0.
+pub const ROOT_BUSES: u16 = MOST_SEGMENTS + LAST_BUS as u16;
+/// Number of ports of the slots of all root buses.
+pub const ALL_SLOT_PORTS: u16 = SLOT_PORTS * ROOT_BUSES;
 /// Offset of the register of slots with a new device.
 pub const PLUGGED: u16 = 0;
 /// Offset of the register of slots whose device should be removed.
@@ -53,15 +57,37 @@ pub const VCPU_EVENT: u8 = 1 << 2;
 pub const MEMORY_EVENT: u8 = 1 << 3;
 const ALL_EVENTS: u8 = PCI_EVENT | POWER_BUTTON_EVENT | VCPU_EVENT | MEMORY_EVENT;
 
+/// The position of a root bus among all that there may be: [`ROOT_BUSES`] or more if it cannot exist.
+const fn position(segment: u16, bus: u8) -> u16 {
+    match (segment, bus) {
+        (0..MOST_SEGMENTS, 0) => segment,
+        (0, 1..=LAST_BUS) => MOST_SEGMENTS - 1 + bus as u16,
+        _ => ROOT_BUSES,
+    }
+}
+
+/// The segment and the number of the root bus at a position below [`ROOT_BUSES`].
+fn root_at(position: u16) -> (u16, u8) {
+    match position.checked_sub(MOST_SEGMENTS) {
+        None => (position, 0),
+        Some(further) => (0, u8::try_from(further + 1).unwrap_or(u8::MAX)),
+    }
+}
+
+/// The first port of the slots of a root bus.
+pub(crate) const fn slot_ports(segment: u16, bus: u8) -> u16 {
+    SLOT_PORTS * position(segment, bus)
+}
+
 /// Events that the guest has not read yet, and releases that the VMM has not handled yet.
 #[derive(Debug)]
 struct Pending {
     events: u8,
-    /// By segment.
-    slots: [Slots; MOST_SEGMENTS as usize],
+    /// By the position of the root bus.
+    slots: [Slots; ROOT_BUSES as usize],
 }
 
-/// The slots of one segment, one bit each.
+/// The slots of one root bus, one bit each.
 #[derive(Debug, Clone, Copy, Default)]
 struct Slots {
     plugged: u32,
@@ -71,19 +97,19 @@ struct Slots {
 
 impl Default for Pending {
     fn default() -> Self {
-        Self { events: 0, slots: [Slots::default(); MOST_SEGMENTS as usize] }
+        Self { events: 0, slots: [Slots::default(); ROOT_BUSES as usize] }
     }
 }
 
 impl Pending {
-    /// The slots of a segment, if it can exist.
-    fn of(&mut self, segment: u16) -> Option<&mut Slots> {
-        self.slots.get_mut(usize::from(segment))
+    /// The slots of a root bus, if it can exist.
+    fn of(&mut self, segment: u16, bus: u8) -> Option<&mut Slots> {
+        self.slots.get_mut(usize::from(position(segment, bus)))
     }
 
     /// The slots, and the register's offset, of a port.
     fn at(&mut self, port: u16) -> Option<(&mut Slots, u16)> {
-        Some((self.of(port / SLOT_PORTS)?, port % SLOT_PORTS))
+        Some((self.slots.get_mut(usize::from(port / SLOT_PORTS))?, port % SLOT_PORTS))
     }
 }
 
@@ -116,14 +142,24 @@ impl GenericEventDevice {
         &self.interrupt
     }
 
-    /// Notifies the guest of a new device in `slot` of a segment.
-    pub fn plugged(&self, segment: u16, slot: u8) {
-        self.tell(PCI_EVENT, |pending| pending.of(segment).into_iter().for_each(|slots| slots.plugged |= bit(slot)));
+    /// Notifies the guest of a new device at `address`, in a slot of a root bus.
+    pub fn plugged(&self, address: Bdf) {
+        self.tell_slots(address, |slots, slot| slots.plugged |= slot);
     }
 
-    /// Asks the guest to release the device in `slot` of a segment.
-    pub fn unplug(&self, segment: u16, slot: u8) {
-        self.tell(PCI_EVENT, |pending| pending.of(segment).into_iter().for_each(|slots| slots.unplugged |= bit(slot)));
+    /// Asks the guest to release the device at `address`, in a slot of a root bus.
+    pub fn unplug(&self, address: Bdf) {
+        self.tell_slots(address, |slots, slot| slots.unplugged |= slot);
+    }
+
+    /// Notifies the guest after `change` of the registers that have the slot at `address`, with the slot's bit.
+    fn tell_slots(&self, address: Bdf, change: impl FnOnce(&mut Slots, u32)) {
+        let Bdf { segment, rid } = address;
+        self.tell(PCI_EVENT, |pending| {
+            if let Some(slots) = pending.of(segment, rid.bus()) {
+                change(slots, 1 << rid.device());
+            }
+        });
     }
 
     /// Notifies the guest that the power button was pressed.
@@ -175,12 +211,14 @@ impl GenericEventDevice {
         unread
     }
 
-    /// The slots, each with its segment, whose devices the guest has released since the last call.
-    pub fn take_ejected(&self) -> Vec<(u16, u8)> {
+    /// The addresses of the devices that the guest has released since the last call.
+    pub fn take_ejected(&self) -> Vec<Bdf> {
         let mut pending = self.pending.lock();
         let ejected = pending.slots.iter_mut().map(|slots| std::mem::take(&mut slots.ejected));
-        let slots = |(segment, ejected): (u16, u32)| {
-            (0..32).filter(move |slot| ejected & bit(*slot) != 0).map(move |slot| (segment, slot))
+        let slots = |(position, ejected): (u16, u32)| {
+            let (segment, bus) = root_at(position);
+            let address = move |slot: u8| Bdf { segment, rid: Rid::from_bus_devfn(bus, slot << 3) };
+            (0..32).filter(move |slot| ejected >> slot & 1 == 1).map(address)
         };
         (0..).zip(ejected).flat_map(slots).collect()
     }
@@ -196,9 +234,10 @@ impl GenericEventDevice {
     /// State to save.
     pub fn save(&self) -> EventDeviceState {
         let pending = self.pending.lock();
-        let slots = (0..).zip(pending.slots).map(|(segment, slots)| {
+        let slots = (0..).zip(pending.slots).map(|(position, slots)| {
             let Slots { plugged, unplugged, ejected } = slots;
-            SlotsState { segment, plugged, unplugged, ejected }
+            let (segment, bus) = root_at(position);
+            SlotsState { segment, bus, plugged, unplugged, ejected }
         });
         let has_news = |slots: &SlotsState| slots.plugged | slots.unplugged | slots.ejected != 0;
         let (vcpus, memory) = (self.vcpus.lock().save(), self.memory.lock().save());
@@ -214,8 +253,8 @@ impl GenericEventDevice {
         let (Some(vcpus), Some(memory)) = (vcpus, MemoryHotplug::restored(&state.memory)) else { return false };
         let mut new = Pending { events: state.events, ..Pending::default() };
         let mut has_released = !state.vcpus.ejected.is_empty();
-        for SlotsState { segment, plugged, unplugged, ejected } in &state.slots {
-            let Some(slots) = new.of(*segment) else { return false };
+        for SlotsState { segment, bus, plugged, unplugged, ejected } in &state.slots {
+            let Some(slots) = new.of(*segment, *bus) else { return false };
             *slots = Slots { plugged: *plugged, unplugged: *unplugged, ejected: *ejected };
             has_released |= *ejected != 0;
         }
@@ -278,10 +317,6 @@ impl GenericEventDevice {
     }
 }
 
-fn bit(slot: u8) -> u32 {
-    1u32.checked_shl(slot.into()).unwrap_or(0)
-}
-
 fn take_byte(register: &mut u32, n: u16) -> u8 {
     let shift = 8 * u32::from(n);
     let byte = (*register >> shift) as u8;
@@ -298,6 +333,10 @@ mod tests {
     fn device() -> (GenericEventDevice, Arc<EventFd>) {
         let machine = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
         (GenericEventDevice::new(Arc::clone(&machine)).unwrap(), machine)
+    }
+
+    fn at(segment: u16, bus: u8, slot: u8) -> Bdf {
+        Bdf { segment, rid: Rid::new(bus, slot, 0).unwrap() }
     }
 
     /// Reads a register of the slots of segment 3.
@@ -320,9 +359,9 @@ mod tests {
     fn each_event_is_reported_once_and_interrupts() {
         let (device, _) = device();
         assert_eq!(device.take_events(), 0);
-        device.plugged(3, 31);
-        device.plugged(3, 9);
-        device.unplug(3, 3);
+        device.plugged(at(3, 0, 31));
+        device.plugged(at(3, 0, 9));
+        device.unplug(at(3, 0, 3));
         assert_eq!(device.interrupt().read().unwrap(), 3);
         assert_eq!(device.take_events(), PCI_EVENT);
         assert!((0..3 * SLOT_PORTS).all(|port| device.read_slots(port) == 0), "other segments have no news");
@@ -340,8 +379,30 @@ mod tests {
         device.write_slots(EJECT, 1 << 4);
         device.write_slots(95 * SLOT_PORTS + EJECT + 3, 1 << 7);
         assert!(machine.read().is_ok());
-        assert_eq!(device.take_ejected(), [(0, 4), (95, 31)]);
+        assert_eq!(device.take_ejected(), [at(0, 0, 4), at(95, 0, 31)]);
         assert_eq!(device.take_ejected(), []);
+    }
+
+    #[test]
+    fn a_further_root_bus_has_registers_of_its_own() {
+        let (device, machine) = device();
+        device.with_vcpus(|vcpus| *vcpus = VcpuHotplug::new(1, 1));
+        for bus in [1, 64, 127] {
+            let first = slot_ports(0, bus);
+            device.plugged(at(0, bus, 1));
+            device.unplug(at(0, bus, 9));
+            let state = device.save();
+            assert_eq!((state.slots.len(), state.slots[0].bus, state.slots[0].segment), (1, bus, 0));
+            assert!(device.restore(&state, 1) && device.save() == state, "bus {bus}");
+            assert_eq!((device.read_slots(first + PLUGGED), device.read_slots(first + UNPLUGGED + 1)), (2, 2));
+            device.write_slots(first + EJECT + 1, 2);
+            assert!(machine.read().is_ok());
+            assert_eq!(device.take_ejected(), [at(0, bus, 9)]);
+            assert!((0..ALL_SLOT_PORTS).all(|port| device.read_slots(port) == 0));
+        }
+        let ports: std::collections::BTreeSet<_> = (0..MOST_SEGMENTS).map(|segment| slot_ports(segment, 0)).collect();
+        assert!((1..=LAST_BUS).all(|bus| !ports.contains(&slot_ports(0, bus))));
+        assert_eq!(slot_ports(0, LAST_BUS) + SLOT_PORTS, ALL_SLOT_PORTS);
     }
 
     #[test]
@@ -358,7 +419,7 @@ mod tests {
     #[test]
     fn a_reset_drops_unread_events() {
         let (device, _) = device();
-        device.plugged(0, 1);
+        device.plugged(at(0, 0, 1));
         device.press_power_button();
         device.write_slots(EJECT, 1);
         device.reset();
@@ -399,9 +460,9 @@ mod tests {
     #[test]
     fn a_slot_that_cannot_be_is_no_slot() {
         let (device, _) = device();
-        device.plugged(3, 32);
-        device.plugged(96, 1);
-        assert_eq!(read(&device, PLUGGED), 0);
+        device.plugged(at(96, 0, 1));
+        device.plugged(at(1, 1, 1));
+        device.plugged(at(0, 128, 1));
         assert!((0..ALL_SLOT_PORTS).all(|port| device.read_slots(port) == 0));
     }
 }

@@ -9,15 +9,17 @@ use acpi_tables::aml::{
 };
 use acpi_tables::{Aml, AmlSink};
 
+use crate::acpi::bridge::Root;
 use crate::acpi::ged::{
-    EJECT, MEMORY_EVENT, PCI_EVENT, PLUGGED, POWER_BUTTON_EVENT, SLOT_PORTS, UNPLUGGED, VCPU_EVENT,
+    EJECT, MEMORY_EVENT, PCI_EVENT, PLUGGED, POWER_BUTTON_EVENT, SLOT_PORTS, UNPLUGGED, VCPU_EVENT, slot_ports,
 };
 use crate::acpi::{memory_devices, processors};
 use crate::arch::x86_64::layout::{EVENT_GSI, EVENT_PORT, SLOTS_PORT};
 
-/// The slots of bus 0 that support hot-plug: all except that of the host bridge, which only segment 0 has.
-const fn slots(segment: u16) -> std::ops::RangeInclusive<u32> {
-    if segment == 0 { 1..=31 } else { 0..=31 }
+/// The slots of a root bus that support hot-plug: all except that of the host bridge, which only bus 0 of segment 0
+/// has.
+const fn slots(root: Root) -> std::ops::RangeInclusive<u32> {
+    if root.segment == 0 && root.bus == 0 { 1..=31 } else { 0..=31 }
 }
 
 /// A device may have been added (`ACPI 6.5 §5.6.6`).
@@ -27,33 +29,28 @@ const EJECT_REQUEST: u8 = 3;
 /// The power button was pressed (`ACPI 6.5 §4.8.3.2.2`).
 const BUTTON_PRESSED: u8 = 0x80;
 
-/// The ACPI name of a segment's host bridge.
-pub(crate) fn host_bridge(segment: u16) -> String {
-    if segment == 0 { "PCI0".to_string() } else { format!("PC{segment:02X}") }
-}
-
-/// The slots of all segments, the power button and the generic event device.
-pub(crate) struct Hotplug {
-    /// The number of segments.
-    pub segments: u16,
+/// The slots of all root buses, the power button and the generic event device.
+pub(crate) struct Hotplug<'a> {
+    /// The root buses.
+    pub roots: &'a [Root],
     /// True if there are slots for memory.
     pub memory: bool,
 }
 
-impl Aml for Hotplug {
+impl Aml for Hotplug<'_> {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        (0..self.segments).for_each(|segment| Segment(segment).to_aml_bytes(sink));
-        let event = Event { segments: self.segments, memory: self.memory };
+        self.roots.iter().for_each(|root| RootSlots(*root).to_aml_bytes(sink));
+        let event = Event { roots: self.roots, memory: self.memory };
         Scope::new(Path::new("\\_SB_"), vec![&PowerButton, &Ged(event)]).to_aml_bytes(sink);
     }
 }
 
-/// The slots of one segment, their registers, and the method that notifies those with news.
-struct Segment(u16);
+/// The slots of one root bus, their registers, and the method that notifies those with news.
+struct RootSlots(Root);
 
-impl Segment {
+impl RootSlots {
     fn path(&self) -> String {
-        format!("\\_SB_.{}", host_bridge(self.0))
+        format!("\\_SB_.{}", self.0.name())
     }
 
     /// The path of the method.
@@ -62,7 +59,7 @@ impl Segment {
     }
 }
 
-impl Aml for Segment {
+impl Aml for RootSlots {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         let registers = || Path::new("REGS");
         let reserved = |from: u16, to: u16| FieldEntry::Reserved(usize::from(to - from) * 8);
@@ -80,7 +77,7 @@ impl Aml for Segment {
                 FieldEntry::Named(*b"EJCT", 32),
             ],
         );
-        let port = SLOTS_PORT + self.0 * SLOT_PORTS;
+        let port = SLOTS_PORT + slot_ports(self.0.segment, self.0.bus);
         let region = OpRegion::new(registers(), OpRegionSpace::SystemIO, &port, &SLOT_PORTS);
         let slots: Vec<_> = slots(self.0).map(SlotObject).collect();
         // Notifies the slots in the first argument with the event in the second.
@@ -114,7 +111,7 @@ impl Aml for Tell {
     }
 }
 
-/// The ACPI device object of a slot of bus 0.
+/// The ACPI device object of a slot of a root bus.
 struct SlotObject(u32);
 
 impl SlotObject {
@@ -168,9 +165,9 @@ impl Aml for PowerButton {
 }
 
 /// The generic event device. On its interrupt, the guest reads its registers.
-struct Ged(Event);
+struct Ged<'a>(Event<'a>);
 
-impl Aml for Ged {
+impl Aml for Ged<'_> {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         let registers = || Path::new("REGS");
         let events = Field::new(
@@ -199,17 +196,18 @@ impl Aml for Ged {
 }
 
 /// The method that the guest runs on an interrupt of the generic event device.
-struct Event {
-    segments: u16,
+struct Event<'a> {
+    roots: &'a [Root],
     /// True if there are slots for memory.
     memory: bool,
 }
 
-impl Aml for Event {
+impl Aml for Event<'_> {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         let (events, button) = (Local(0), Path::new("\\_SB_.PWRB"));
         Store::new(&events, &Path::new("EVTS")).to_aml_bytes(sink);
-        let scans: Vec<_> = (0..self.segments).map(|n| MethodCall::new(Segment(n).scan(), Vec::new())).collect();
+        let scans = self.roots.iter().map(|root| MethodCall::new(RootSlots(*root).scan(), Vec::new()));
+        let scans: Vec<_> = scans.collect();
         let scans = scans.iter().map(|scan| scan as &dyn Aml).collect();
         If::new(&And::new(&ZERO, &events, &PCI_EVENT), scans).to_aml_bytes(sink);
         let scan = MethodCall::new(Path::new(processors::SCAN), Vec::new());

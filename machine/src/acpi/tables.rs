@@ -1,8 +1,8 @@
 //! The ACPI tables: the hardware that the guest cannot enumerate.
 //!
 //! The machine is hardware-reduced (`ACPI 6.5 §4.1`): it has sleep and reset registers, but no other fixed hardware.
-//! Devices that the guest can enumerate are not described. The slots of bus 0 are described for hot-plug; no device is
-//! ever described on a VF bus, so ACPI hot-plug cannot affect VFs.
+//! Devices that the guest can enumerate are not described. The slots of root buses are described for hot-plug; no
+//! device is ever described on a VF bus, so ACPI hot-plug cannot affect VFs.
 
 use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Memory32Fixed, Name, Package, Path, ResourceTemplate, Scope};
 use acpi_tables::fadt::{FADTBuilder, Flags};
@@ -13,7 +13,7 @@ use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, AmlSink};
 
-use crate::acpi::bridge::Bridge;
+use crate::acpi::bridge::{Bridge, Root};
 use crate::acpi::hotplug::Hotplug;
 use crate::acpi::memory_devices::MemoryDevices;
 use crate::acpi::numa::{self, Node};
@@ -28,7 +28,7 @@ use crate::arch::x86_64::layout::{
 };
 use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::arch::x86_64::topology::Topology;
-use crate::pci_layout::Apertures;
+use crate::pci_layout::{Apertures, RootBus};
 
 /// The DSDT revision that makes AML integers 64 bits wide.
 const DSDT_REVISION: u8 = 2;
@@ -42,6 +42,8 @@ const NO_CLOCK: u16 = BOOT_ARCHITECTURE | 1 << 5;
 pub struct Hardware<'a> {
     /// Apertures for devices, of each PCI segment.
     pub apertures: &'a [Apertures],
+    /// Further root buses of segment 0, by ascending numbers.
+    pub roots: &'a [RootBus],
     /// vCPUs at boot: the first of all.
     pub vcpus: u8,
     /// The maximum number of vCPUs, 1 to 254.
@@ -162,19 +164,41 @@ fn tpm2() -> impl Aml {
     tpm2
 }
 
+/// The host bridges: of each segment's bus 0, and then of the further root buses of segment 0.
+fn bridges(hardware: &Hardware) -> Vec<Bridge> {
+    let of_segment = |(segment, apertures): (u16, &Apertures)| Bridge {
+        root: Root { segment, bus: 0 },
+        last_bus: layout::last_bus(segment),
+        apertures: apertures.clone(),
+        node: numa::of_segment(hardware.numa, segment),
+    };
+    let mut bridges: Vec<_> = (0..).zip(hardware.apertures).map(of_segment).collect();
+    let Some(first) = bridges.first_mut().filter(|_| !hardware.roots.is_empty()) else { return bridges };
+    let mut shares = first.apertures.split_among_roots(hardware.roots.len()).into_iter();
+    first.last_bus = RootBus::last_before(hardware.roots);
+    first.apertures = shares.next().unwrap_or_else(|| first.apertures.clone());
+    let further = hardware.roots.iter().zip(shares).map(|(root, apertures)| Bridge {
+        root: Root { segment: 0, bus: root.bus },
+        last_bus: root.last,
+        apertures,
+        node: Some(root.node),
+    });
+    bridges.extend(further);
+    bridges
+}
+
 fn dsdt(hardware: &Hardware) -> impl Aml {
     let mut dsdt = Sdt::new(*b"DSDT", 36, DSDT_REVISION, OEM_ID, OEM_TABLE, OEM_REVISION);
-    for (segment, apertures) in (0..).zip(hardware.apertures) {
-        let node = numa::of_segment(hardware.numa, segment);
-        dsdt.append_slice(&bytes(&Bridge { segment, apertures, node }));
-    }
+    let bridges = bridges(hardware);
+    bridges.iter().for_each(|bridge| dsdt.append_slice(&bytes(bridge)));
+    let roots: Vec<_> = bridges.iter().map(|bridge| bridge.root).collect();
     dsdt.append_slice(&bytes(&Pins));
     dsdt.append_slice(&bytes(&Motherboard));
     dsdt.append_slice(&bytes(&Processors { count: hardware.max_vcpus, topology: hardware.topology }));
     if hardware.memory_slots {
         dsdt.append_slice(&bytes(&MemoryDevices));
     }
-    dsdt.append_slice(&bytes(&Hotplug { segments: hardware.segments(), memory: hardware.memory_slots }));
+    dsdt.append_slice(&bytes(&Hotplug { roots: &roots, memory: hardware.memory_slots }));
     if hardware.serial {
         dsdt.append_slice(&bytes(&Com1));
     }

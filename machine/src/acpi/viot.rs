@@ -23,10 +23,12 @@ const VIRTIO_IOMMU_PCI_LEN: u16 = 16;
 pub struct Viot {
     /// The IOMMU itself.
     pub iommu: Bdf,
-    /// Functions of bus 0 that are behind it, on segments whose other devices are not.
+    /// Functions of root buses that are behind it, on segments whose other devices are not.
     pub devices: Vec<Bdf>,
     /// The segments with all devices behind the IOMMU.
     pub segments: Vec<u16>,
+    /// Further root buses of segment 0, by ascending numbers.
+    pub roots: Vec<u8>,
 }
 
 impl Viot {
@@ -39,7 +41,7 @@ impl Viot {
         segments.sort_unstable();
         segments.dedup();
         if !segments.contains(&0) {
-            nodes.push(range_node(0, 1 << 8, last(0)));
+            nodes.extend(vf_buses(&self.roots).map(|(first, last)| range_node(0, first << 8, last << 8 | 0xff)));
         }
         nodes.extend(segments.iter().map(|segment| range_node(*segment, 0, last(*segment))));
         let single = self.devices.iter().filter(|device| !segments.contains(&device.segment));
@@ -52,6 +54,14 @@ impl Viot {
         nodes.iter().for_each(|node| viot.append_slice(node));
         viot
     }
+}
+
+/// The buses for VFs behind each root bus of segment 0: the first and the last.
+fn vf_buses(roots: &[u8]) -> impl Iterator<Item = (u16, u16)> {
+    let roots = roots.iter().copied().map(u16::from);
+    let ends = roots.clone().chain([u16::from(last_bus(0)) + 1]);
+    let buses = [0].into_iter().chain(roots).zip(ends).map(|(root, end)| (root + 1, end.saturating_sub(1)));
+    buses.filter(|(first, last)| first <= last)
 }
 
 /// The routing ID of the last function that a segment can have.
@@ -106,7 +116,12 @@ mod tests {
 
     #[test]
     fn viot_covers_all_vf_buses_and_the_named_devices_of_bus_0() {
-        let viot = Viot { iommu: at(0, 0x28), devices: vec![at(0, 0x08), at(3, 0x10)], segments: Vec::new() };
+        let viot = Viot {
+            iommu: at(0, 0x28),
+            devices: vec![at(0, 0x08), at(3, 0x10)],
+            segments: Vec::new(),
+            roots: Vec::new(),
+        };
         let nodes = nodes(&viot);
         assert_eq!(nodes[0], [3, 0, 16, 0, 0, 0, 0x28, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         let range = |endpoint: [u8; 4], segment: u8, first: [u8; 2], last: [u8; 2]| {
@@ -119,8 +134,19 @@ mod tests {
     }
 
     #[test]
+    fn the_vf_buses_of_each_root_bus_are_a_range() {
+        let viot = Viot { iommu: at(0, 8), devices: vec![at(0, 0x4008)], segments: vec![], roots: vec![64, 96, 127] };
+        let nodes = nodes(&viot);
+        let ranges = nodes[1..].iter().map(|node| (node[12..14].to_vec(), node[14..16].to_vec()));
+        let bytes = |first: u16, last: u16| (first.to_le_bytes().to_vec(), last.to_le_bytes().to_vec());
+        let expected = [(0x100, 0x3fff), (0x4100, 0x5fff), (0x6100, 0x7eff), (0x4008, 0x4008)];
+        assert_eq!(ranges.collect::<Vec<_>>(), expected.map(|(first, last)| bytes(first, last)));
+    }
+
+    #[test]
     fn a_whole_segment_is_one_range() {
-        let viot = Viot { iommu: at(0, 8), devices: vec![at(2, 8), at(0, 0x10)], segments: vec![2, 0, 2] };
+        let viot =
+            Viot { iommu: at(0, 8), devices: vec![at(2, 8), at(0, 0x10)], segments: vec![2, 0, 2], roots: vec![64] };
         let nodes = nodes(&viot);
         let ranges: Vec<_> = nodes[1..].iter().map(|node| (&node[4..8], &node[12..16])).collect();
         assert_eq!(

@@ -48,6 +48,7 @@ const ORDER: &[&str] = &[
     "standby",
     "pci_segment",
     "pci_device_id",
+    "numa",
     "iommu",
     "vhost",
     "vhost_user",
@@ -117,6 +118,12 @@ pub struct NetConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(limits = SLOT)]
     pub pci_device_id: Option<u8>,
+    /// NUMA node of the guest (--numa) that the NIC and its VFs are on. On PCI segment 0, it has a root bus of its own
+    /// there, on which pci_device_id counts. By default the node of the segment.
+    #[option("numa=<number>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 63)]
+    pub numa: Option<u32>,
     /// Put the device behind the virtual IOMMU, which the VM then has.
     #[option("iommu=on|off")]
     pub iommu: bool,
@@ -418,6 +425,7 @@ mod tests {
             "standby",
             "pci_segment",
             "pci_device_id",
+            "numa",
             "iommu",
             "switch",
             "workers",

@@ -9,18 +9,19 @@ use crate::config::subject::Subject;
 /// Capacity of segment 0.
 pub(crate) const CAPACITY: Capacity = Capacity::new(layout::LAST_BUS);
 
-/// Checks that a device can be in this slot of bus 0 of a segment. Only segment 0 has a host bridge, in slot 0.
+/// Checks that a device can be in this slot of a root bus of a segment. Only bus 0 of segment 0 has a host bridge, in
+/// slot 0.
 ///
 /// # Errors
 ///
 /// Fails if there is no such slot, or it is the host bridge's.
-pub(crate) fn check_slot(segment: u16, slot: u8, subject: &Subject) -> Result<(), ConfigError> {
+pub(crate) fn check_slot((segment, root): (u16, u8), slot: u8, subject: &Subject) -> Result<(), ConfigError> {
     let slots = Capacity::SLOTS;
-    let first = if segment == 0 { *slots.start() } else { 0 };
+    let first = if segment == 0 && root == 0 { *slots.start() } else { 0 };
     if (first..=*slots.end()).contains(&slot) {
         return Ok(());
     }
-    let what = format!("bus 0 has slots {first} to {} for devices; give one of them", slots.end());
+    let what = format!("bus {root} has slots {first} to {} for devices; give one of them", slots.end());
     Err(ConfigError::new(subject.key("pci_device_id", slot), Problem::Value(what)))
 }
 

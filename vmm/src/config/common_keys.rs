@@ -28,7 +28,7 @@ impl CommonKeys<'_> {
             check_id(id).map_err(|problem| ConfigError::new(format!("{flag} id={id}"), problem))?;
         }
         let (segment, slot) = self.slot;
-        slot.map_or(Ok(()), |slot| check_slot(segment, slot, subject))
+        slot.map_or(Ok(()), |slot| check_slot((segment, 0), slot, subject))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The plan of one device of bus 0.
+//! The plan of one device of a root bus.
 
 use std::path::Path;
 
@@ -7,10 +7,11 @@ use virtio_devices::{BalloonSpec, BlockSpec, MemSpec, PmemSpec, RngSpec, RtcSpec
 use crate::config::net::backend::MissingBackend;
 use crate::config::net::x550::X550Plan;
 use crate::config::sriov::{NetPlan, NicPlan};
+use crate::pci_layout::RootBus;
 use crate::vfio::VfioSpec;
 use vm_api::config::mac::MacAddress;
 
-/// Device of bus 0, with a value for each setting that was left out.
+/// Device of a root bus, with a value for each setting that was left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DevicePlan {
     /// The option that describes it, such as `--disk`.
@@ -19,7 +20,7 @@ pub struct DevicePlan {
     pub id: String,
     /// The PCI segment.
     pub pci_segment: u16,
-    /// The device number on bus 0 of the segment, 1 to 31; `None` for the lowest free one.
+    /// The device number on the root bus, 1 to 31, or 0 where no host bridge is; `None` for the lowest free one.
     pub pci_device_id: Option<u8>,
     /// True if its own function is behind the virtual IOMMU. VFs always are if the VM has one.
     pub iommu: bool,
@@ -96,6 +97,21 @@ impl DevicePlan {
     /// The MAC addresses of its functions that the host chooses or gives.
     pub(crate) fn macs(&self) -> impl Iterator<Item = MacAddress> + '_ {
         self.nics().map(|nic| MacAddress(nic.spec.mac)).chain(self.x550().map(|x550| x550.mac))
+    }
+
+    /// The further root bus of segment 0 that it is on, if it is on one.
+    pub fn root(&self) -> Option<RootBus> {
+        self.net().map(|net| net.root).or_else(|| self.x550().map(|x550| x550.root)).flatten()
+    }
+
+    /// The number of the root bus that it is on, within its segment.
+    pub fn root_bus(&self) -> u8 {
+        self.root().map_or(0, |root| root.bus)
+    }
+
+    /// Its slot if one is given: the segment, the root bus, and the device number there.
+    pub(crate) fn chosen_slot(&self) -> Option<(u16, u8, u8)> {
+        Some((self.pci_segment, self.root_bus(), self.pci_device_id?))
     }
 
     /// True if the configuration has fields for the device's id and slot

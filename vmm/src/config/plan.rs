@@ -6,10 +6,11 @@ use std::collections::{HashMap, HashSet};
 use crate::arch::x86_64::smbios;
 use crate::config::device::{DeviceKind, DevicePlan, IommuSpec};
 use crate::config::numa::NumaNode;
+use crate::config::root_buses::RootBuses;
 use crate::config::sriov::{self, AnyNic, NetPlan, NicPlan};
 use crate::config::virtio::{balloon, mem, pmem, rng, vhost_user, vsock};
 use crate::config::{console, disk, iommu, json_names, machine, memory, numa, on_off, rtc, segments, vfio};
-use crate::pci_layout::Weights;
+use crate::pci_layout::{RootBus, Weights};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
 use vm_api::config::option::Options as _;
@@ -28,6 +29,8 @@ pub struct VmPlan {
     pub smbios: Vec<u8>,
     /// Weight of each PCI segment in the addresses, by number.
     pub segments: Vec<Weights>,
+    /// Further root buses of segment 0, by ascending numbers.
+    pub roots: Vec<RootBus>,
     /// The NUMA nodes, by number; none if the machine is one.
     pub numa: Vec<NumaNode>,
     /// Settings that are accepted but have no effect or another one: a line for the log about each.
@@ -58,7 +61,9 @@ impl VmPlan {
         let vdpas =
             config.vdpa.iter().map(|vdpa| (VdpaConfig::OPTION, vdpa.pci_segment, vdpa.pci_device_id, vdpa.iommu));
         let ids = config.ids();
-        let plans = sriov::plan(&config.net, &config.vdpa, &ids, vcpus, count)?;
+        let numa = numa::plan(config, count, &mut warnings)?;
+        let roots = RootBuses::plan(&config.net, &config.numa, count)?;
+        let plans = sriov::plan(&config.net, &config.vdpa, &ids, vcpus, (count, &roots))?;
         let device = |(nic, (flag, pci_segment, pci_device_id, iommu)): (AnyNic, _)| DevicePlan {
             flag,
             id: nic.id().to_string(),
@@ -73,7 +78,6 @@ impl VmPlan {
         let mut nics: Vec<_> = plans.into_iter().zip(nets.chain(vdpas)).map(device).collect();
         let vdpas = nics.split_off(config.net.len());
         let of_host = vfio::plan(&config.devices, ids.of::<DeviceConfig>(), config.platform.as_ref())?;
-        let numa = numa::plan(config, count, &mut warnings)?;
         let mut devices = Vec::from_iter(console::plan(&config.console)?);
         devices.extend(disk::plan(
             &config.disks,
@@ -103,7 +107,7 @@ impl VmPlan {
         numa::check_devices(&numa, &devices)?;
         let platform = config.platform.as_ref();
         let smbios = smbios::tables(platform.unwrap_or(&PlatformConfig::default()), &mut warnings)?;
-        let plan = Self { devices, smbios, segments, numa, warnings };
+        let plan = Self { devices, smbios, segments, roots: roots.into_buses(), numa, warnings };
         for device in &plan.devices {
             let option = |key: &str, value| format!("{},{key}={value}", device.option());
             segments::check(option, device.pci_segment, device.total_vfs(), count)?;
@@ -115,6 +119,12 @@ impl VmPlan {
     /// The virtio NICs of `--net` and `--vdpa`.
     pub fn nets(&self) -> impl Iterator<Item = &NetPlan> {
         self.devices.iter().filter_map(DevicePlan::net)
+    }
+
+    /// The further root buses of segment 0 if a device is on one; none otherwise.
+    pub(crate) fn roots_in_use(&self) -> Vec<RootBus> {
+        let is_used = self.devices.iter().any(|device| device.root().is_some());
+        if is_used { self.roots.clone() } else { Vec::new() }
     }
 
     /// True if the guest's memory must be shared, because a backend maps it.
@@ -134,10 +144,10 @@ impl VmPlan {
                     return taken(format!("the id {name}"), user, "give each device its own");
                 }
             }
-            if let Some(slot) = device.pci_device_id
-                && let Some(user) = slots.insert((device.pci_segment, slot), device.option())
+            if let Some(place) = device.chosen_slot()
+                && let Some(user) = slots.insert(place, device.option())
             {
-                return taken(slot_of(device.pci_segment, slot), user, "give another, or leave pci_device_id out");
+                return taken(slot_of(place), user, "give another, or leave pci_device_id out");
             }
             for socket in device.sockets() {
                 if let Some(user) = sockets.insert(socket, device.option())
@@ -192,10 +202,11 @@ fn one_line(text: &str) -> String {
 }
 
 /// Name of a slot in messages.
-fn slot_of(segment: u16, slot: u8) -> String {
-    match segment {
-        0 => format!("slot {slot}"),
-        segment => format!("slot {slot} of segment {segment}"),
+fn slot_of(place: (u16, u8, u8)) -> String {
+    match place {
+        (0, 0, slot) => format!("slot {slot}"),
+        (0, root, slot) => format!("slot {slot} of root bus {root}"),
+        (segment, _, slot) => format!("slot {slot} of segment {segment}"),
     }
 }
 
@@ -284,11 +295,11 @@ impl PlannedVm {
     /// Takes over from `before` what the configuration has no field for: the slots of devices without a given slot, and
     /// which backends may be missing.
     pub fn keep_slots(&mut self, before: &VmPlan) {
-        let chosen = |device: &DevicePlan| Some((device.pci_segment, device.pci_device_id?));
-        let taken: HashSet<_> = self.plan.devices.iter().filter_map(chosen).collect();
+        let taken: HashSet<_> = self.plan.devices.iter().filter_map(DevicePlan::chosen_slot).collect();
         for device in self.plan.devices.iter_mut().filter(|device| device.pci_device_id.is_none()) {
-            let known = before.devices.iter().find(|known| known.id == device.id).and_then(chosen);
-            device.pci_device_id = known.filter(|place| !taken.contains(place)).map(|(_, slot)| slot);
+            let known = before.devices.iter().find(|known| known.id == device.id);
+            let known = known.and_then(DevicePlan::chosen_slot).filter(|place| !taken.contains(place));
+            device.pci_device_id = known.map(|(.., slot)| slot);
         }
         for device in &mut self.plan.devices {
             let known = before.devices.iter().find(|known| known.id == device.id);

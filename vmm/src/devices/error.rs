@@ -44,6 +44,17 @@ pub enum DeviceError {
     /// A device of a virtual IOMMU is planned in a VM without one.
     #[error("--platform iommu=on: the VM was opened without a virtual IOMMU")]
     NoIommu,
+    /// A NIC is added on a NUMA node whose root bus the VM does not have.
+    #[error(
+        "{option},numa={node}: the guest has no root bus of this node, because the VM was started without a NIC that \
+         has numa=; start it with one, or leave numa out"
+    )]
+    NoRootBus {
+        /// The NIC.
+        option: String,
+        /// The number of the node.
+        node: u32,
+    },
     /// A virtio console is planned whose other end was not opened.
     #[error("--console: it is not open")]
     NoConsole,
@@ -145,7 +156,7 @@ impl DeviceError {
             Self::Open { kind, .. } => *kind,
             Self::Connect { error, .. } => error.kind().into(),
             Self::Vfio { error, .. } => error.kind(),
-            Self::Place { .. } | Self::NoRoom(_) | Self::Memory { .. } => ErrorKind::Conflict,
+            Self::Place { .. } | Self::NoRootBus { .. } | Self::NoRoom(_) | Self::Memory { .. } => ErrorKind::Conflict,
             Self::Function { .. }
             | Self::Sriov { .. }
             | Self::NotResumed { .. }
@@ -162,7 +173,10 @@ impl DeviceError {
 const fn place_remedy(error: &TopologyError) -> &'static str {
     match error {
         TopologyError::NoSuchSlot(_) | TopologyError::SlotTaken(_) => "give another, or leave pci_device_id out",
-        TopologyError::NoSlot => "remove a device, or give a NIC VFs (sriov_vfs=) in place of more NICs",
+        TopologyError::NoSlot | TopologyError::NoSlotOnRoot(_) => {
+            "remove a device, or give a NIC VFs (sriov_vfs=) in place of more NICs"
+        }
+        TopologyError::NoSuchRoot(_) => "leave numa out",
         TopologyError::NoBuses { .. } => "reserve fewer",
     }
 }

@@ -7,7 +7,7 @@ use virtio_devices::{BalloonSize, CharDevice, ConsoleWindow, Expiry, Iommu, Iomm
 
 use crate::devices::disks::LimitGroups;
 use crate::devices::mem_regions::MemRegions;
-use crate::pci_layout::Apertures;
+use crate::pci_layout::{Apertures, RootBus};
 use crate::telemetry::events::Events;
 use crate::vfio::VfioHost;
 
@@ -17,6 +17,8 @@ pub(crate) struct HostResources {
     pub memory: Memory,
     /// Apertures for BARs, of each segment.
     pub apertures: Vec<Apertures>,
+    /// Further root buses of segment 0, until the bus is made.
+    pub roots: Vec<RootBus>,
     /// The other end of the virtio console, with its window if that is a terminal; `None` without a console.
     pub console: Option<(Arc<CharDevice>, Option<Arc<ConsoleWindow>>)>,
     /// The size of the balloon; 0 without a balloon.

@@ -18,13 +18,14 @@ pub(crate) enum Place {
     },
 }
 
-/// The places of the devices of a new machine: each gets its chosen slot, or the lowest slot from 1 of its segment that
-/// no other device chose; `None` if none is left.
+/// The places of the devices of a new machine: each gets its chosen slot, or the lowest slot from 1 of its root
+/// bus that no other device chose; `None` if none is left.
 pub(crate) fn of_new(plans: &[DevicePlan]) -> Vec<Place> {
-    let chosen = plans.iter().filter_map(|plan| Some((plan.pci_segment, plan.pci_device_id?)));
+    let chosen = plans.iter().filter_map(DevicePlan::chosen_slot);
     let mut taken: HashSet<_> = chosen.collect();
-    let slot =
-        |plan: &DevicePlan| plan.pci_device_id.or_else(|| (1..32).find(|slot| taken.insert((plan.pci_segment, *slot))));
+    let slot = |plan: &DevicePlan| {
+        plan.pci_device_id.or_else(|| (1..32).find(|slot| taken.insert((plan.pci_segment, plan.root_bus(), *slot))))
+    };
     plans.iter().map(slot).map(Place::Slot).collect()
 }
 
@@ -49,5 +50,17 @@ mod tests {
         config.platform = Some(PlatformConfig { num_pci_segments: 3, ..PlatformConfig::default() });
         let places = of_new(&VmPlan::of(&config).unwrap().devices);
         assert_eq!(places, [2, 4, 1, 3, 5, 1, 1, 2, 6].map(slot));
+    }
+
+    #[test]
+    fn each_root_bus_has_slots_of_its_own() {
+        let mut config = VmConfig::default();
+        config.numa = ["guest_numa_id=0", "guest_numa_id=1"].map(|node| node.parse().unwrap()).into();
+        config.net = ["numa=0", "numa=0,pci_device_id=1", "id=c", "numa=1"].map(|net| net.parse().unwrap()).into();
+        let plan = VmPlan::of(&config).unwrap();
+        let places = plan.devices.iter().zip(of_new(&plan.devices)).filter(|(device, _)| device.net().is_some());
+        let places: Vec<_> = places.map(|(_, place)| place).collect();
+        // The virtio console has slot 1 of bus 0.
+        assert_eq!(places, [2, 1, 2, 1].map(|slot| Place::Slot(Some(slot))));
     }
 }

@@ -76,6 +76,7 @@ impl Plugged {
         SavedDevice {
             id: self.plan.id.clone(),
             segment: self.placement.segment,
+            bus: self.placement.rid.bus(),
             slot: self.placement.rid.device(),
             first_vf_bus: self.placement.first_vf_bus(),
             leaving: self.going,
@@ -119,6 +120,10 @@ pub(crate) fn places(plans: &[DevicePlan], saved: &[SavedDevice]) -> Result<Vec<
         if device.segment != plan.pci_segment {
             let state = format!("{} on segment {}", plan.option(), device.segment);
             return Err(RestoreError::Shape { state, config: format!("pci_segment={}", plan.pci_segment) });
+        }
+        if device.bus != plan.root_bus() {
+            let state = format!("{} on root bus {}", plan.option(), device.bus);
+            return Err(RestoreError::Shape { state, config: format!("root bus {} (numa=)", plan.root_bus()) });
         }
         Ok(Place::At { slot: device.slot, first_vf_bus: device.first_vf_bus })
     };

@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn the_address_is_kept_and_no_device_reads_all_ones() {
-        let ports = SharedConfigPorts::new(Arc::new(Bus::new(1)));
+        let ports = SharedConfigPorts::new(Arc::new(Bus::new(1, Vec::new())));
         let read = |offset: u16| {
             let mut data = [0; 4];
             ports.read(offset, &mut data);
@@ -76,7 +76,7 @@ mod tests {
         fn no_access_panics(
             steps in prop::collection::vec((0..8u16, prop::collection::vec(any::<u8>(), 1..9)), 0..64)
         ) {
-            let ports = SharedConfigPorts::new(Arc::new(Bus::new(1)));
+            let ports = SharedConfigPorts::new(Arc::new(Bus::new(1, Vec::new())));
             for (offset, mut data) in steps {
                 ports.write(offset, &data);
                 ports.read(offset, &mut data);

@@ -25,8 +25,9 @@ const LOW_MAX: u64 = 1 << 20;
 #[error("the PCI devices of a segment need more than its MMIO addresses; reserve fewer VFs, or give it more weight")]
 pub struct NoRoom;
 
-/// Gives each BAR an address of its own, and enables the boot devices, as the platform's firmware does for a boot
-/// loader. Only a guest that stands in for firmware, such as rust-hypervisor-firmware, gets this state.
+/// Gives each BAR of the devices on a root bus an address of its own, and enables the boot devices, as the platform's
+/// firmware does for a boot loader. Only a guest that stands in for firmware, such as rust-hypervisor-firmware, gets
+/// this state.
 ///
 /// - The 64-bit BARs of mass storage lie below 4 GiB: a loader may map no more than that.
 /// - Memory Space and Bus Master are set in virtio disks, as PCI lets firmware choose the devices to enable
@@ -35,8 +36,8 @@ pub struct NoRoom;
 /// - Disks come last, so that they take no low address that another BAR needs.
 /// - A BAR without room stays 0, and its function disabled: firmware that places BARs itself may find room.
 /// - VF BARs stay 0. edk2 moves BARs, but not VF BARs, which would then lie over BARs of other devices.
-pub(crate) fn hand_over<D: ConfigTarget>(topology: &Topology<D>, mut free: Apertures) {
-    let functions = topology.iter().map(|(placement, _)| Function { topology, rid: placement.rid });
+pub(crate) fn hand_over<D: ConfigTarget>(topology: &Topology<D>, root: u8, mut free: Apertures) {
+    let functions = on_root(topology, root);
     let (disks, others): (Vec<_>, Vec<_>) = functions.partition(Function::is_mass_storage);
     let mut without_room = Vec::new();
     for (functions, low) in [(&others, 0), (&disks, LOW_MAX)] {
@@ -57,14 +58,19 @@ pub(crate) fn hand_over<D: ConfigTarget>(topology: &Topology<D>, mut free: Apert
     }
 }
 
-/// Gives each BAR and VF BAR an address of its own.
+/// The own functions of the devices on a root bus.
+fn on_root<D>(topology: &Topology<D>, root: u8) -> impl Iterator<Item = Function<'_, D>> {
+    let rids = topology.iter().map(|(placement, _)| placement.rid).filter(move |rid| rid.bus() == root);
+    rids.map(move |rid| Function { topology, rid })
+}
+
+/// Gives each BAR and VF BAR of the devices on a root bus an address of its own.
 ///
 /// # Errors
 ///
 /// Fails if there are not enough.
-pub(crate) fn place_bars<D: ConfigTarget>(topology: &Topology<D>, mut free: Apertures) -> Result<(), NoRoom> {
-    for (placement, _) in topology.iter() {
-        let function = Function { topology, rid: placement.rid };
+pub(crate) fn place_bars<D: ConfigTarget>(topology: &Topology<D>, root: u8, mut free: Apertures) -> Result<(), NoRoom> {
+    for function in on_root(topology, root) {
         function.place(header::BAR0, 1, 0, &mut free)?;
         if let Some(capability) = function.sriov() {
             let total_vfs = function.read(capability + sriov::INITIAL_TOTAL_VFS) >> 16;
@@ -270,7 +276,7 @@ mod tests {
     fn bars_do_not_overlap_and_vf_bars_have_room_for_all_vfs() {
         let mut topology = Topology::new(127);
         let functions = [pf(&mut topology, 300), pf(&mut topology, 8)];
-        place_bars(&topology, APERTURES).unwrap();
+        place_bars(&topology, 0, APERTURES).unwrap();
         let mut all: Vec<_> = functions.iter().zip([300, 8]).flat_map(|(space, n)| windows(space, n)).collect();
         assert_eq!(all.len(), 6);
         all.sort_by_key(|window| window.base);
@@ -288,7 +294,7 @@ mod tests {
         let mut topology = Topology::new(127);
         pf(&mut topology, 8);
         let mem64 = 0x1_0000_0000..0x1_0000_8000;
-        assert_eq!(place_bars(&topology, Apertures { mem64, ..APERTURES }), Err(NoRoom));
+        assert_eq!(place_bars(&topology, 0, Apertures { mem64, ..APERTURES }), Err(NoRoom));
     }
 
     #[test]
@@ -298,7 +304,7 @@ mod tests {
         let of_the_host = plain(&mut topology, 0x144d, 0x01, &[0x4000]);
         let console = plain(&mut topology, 0x1af4, 0x07, &[0x2000, 0x1000]);
         let nic = pf(&mut topology, 8);
-        hand_over(&topology, APERTURES);
+        hand_over(&topology, 0, APERTURES);
         let low = APERTURES.mem32.start;
         // The NIC's 32-bit BAR is placed before all disks.
         assert_eq!(u64::from(register(&nic, 0x10)), low);
@@ -317,7 +323,7 @@ mod tests {
     fn a_kernel_finds_no_device_enabled() {
         let mut topology = Topology::new(127);
         let disk = plain(&mut topology, 0x1af4, 0x01, &[0x2000]);
-        place_bars(&topology, APERTURES).unwrap();
+        place_bars(&topology, 0, APERTURES).unwrap();
         assert_eq!((bases(&disk)[0], register(&disk, 4) & 0xffff), (APERTURES.mem64.start.next_multiple_of(0x2000), 0));
     }
 
@@ -326,7 +332,7 @@ mod tests {
         let mut topology = Topology::new(127);
         let disk = plain(&mut topology, 0x1af4, 0x01, &[2 * LOW_MAX, LOW_MAX, 0x1000]);
         let mem32 = 0xc000_0000..0xc010_0000;
-        hand_over(&topology, Apertures { mem32, ..APERTURES });
+        hand_over(&topology, 0, Apertures { mem32, ..APERTURES });
         let high = APERTURES.mem64.start.next_multiple_of(2 * LOW_MAX);
         assert_eq!(bases(&disk), [high, 0xc000_0000, high + 2 * LOW_MAX]);
         assert_eq!(register(&disk, 4) & 0xffff, 6);
@@ -339,7 +345,7 @@ mod tests {
         let disk = plain(&mut topology, 0x1af4, 0x01, &[0x2000]);
         let nic = pf(&mut topology, 8);
         let (mem32, mem64) = (0xc000_0000..0xc000_2000, 0x1_0000_0000..0x1_0000_8000);
-        hand_over(&topology, Apertures { mem32, mem64 });
+        hand_over(&topology, 0, Apertures { mem32, mem64 });
         assert_eq!((register(&nic, 0x10), bases(&nic)[1]), (0xc000_0000, 0x1_0000_0000));
         assert_eq!((bases(&without_room), register(&without_room, 4) & 0xffff), ([0, 0xc000_1000, 0], 0));
         // No low address is left.
@@ -351,7 +357,7 @@ mod tests {
         let mut topology = Topology::new(127);
         let disk = plain(&mut topology, 0x1af4, 0x01, &[0x1000]);
         let nic = pf(&mut topology, 8);
-        hand_over(&topology, Apertures { mem32: 0xc000_0000..0xc000_1000, ..APERTURES });
+        hand_over(&topology, 0, Apertures { mem32: 0xc000_0000..0xc000_1000, ..APERTURES });
         assert_eq!(register(&nic, 0x10), 0xc000_0000);
         assert!(bases(&disk)[0] >= APERTURES.mem64.start);
     }

@@ -11,7 +11,7 @@ use crate::exits::MmioHandler;
 use crate::kvm::Vm;
 use crate::pci_host::assign_bars::{NoRoom, hand_over, place_bars};
 use crate::pci_host::slot::{PciHost, Slot};
-use crate::pci_layout::Apertures;
+use crate::pci_layout::{Apertures, RootBus};
 
 /// The devices in their places.
 ///
@@ -20,14 +20,26 @@ pub struct Bus {
     host: Arc<PciHost>,
     /// By number.
     segments: Vec<ArcSwap<Topology<Arc<Slot>>>>,
+    /// Further root buses of segment 0.
+    roots: Vec<RootBus>,
     writer: Mutex<()>,
 }
 
 impl Bus {
-    /// Segments 0 to `segments` - 1 without devices.
-    pub fn new(segments: u16) -> Self {
-        let topology = |segment| ArcSwap::from_pointee(Topology::of_segment(segment, layout::last_bus(segment)));
-        Self { host: Arc::default(), segments: (0..segments).map(topology).collect(), writer: Mutex::new(()) }
+    /// Segments 0 to `segments` - 1 without devices. Segment 0 has these further root buses, by ascending numbers.
+    pub fn new(segments: u16, roots: Vec<RootBus>) -> Self {
+        let topology = |segment| {
+            let further = roots.iter().map(|root| root.bus).filter(|_| segment == 0);
+            let topology = Topology::of_segment(segment, layout::last_bus(segment)).with_root_buses(further);
+            ArcSwap::from_pointee(topology)
+        };
+        let segments = (0..segments).map(topology).collect();
+        Self { host: Arc::default(), segments, roots, writer: Mutex::new(()) }
+    }
+
+    /// The further root buses of segment 0.
+    pub fn roots(&self) -> &[RootBus] {
+        &self.roots
     }
 
     /// State that the slots of all segments share.
@@ -39,29 +51,35 @@ impl Bus {
         self.segments.get(usize::from(segment))
     }
 
-    /// The place for a device with `total_vfs` VFs on a segment: in `slot`, or in the lowest free one from 1.
+    /// The place for a device with `total_vfs` VFs on a root bus of a segment: in `slot`, or in the lowest free one
+    /// from 1.
     ///
     /// # Errors
     ///
     /// Fails if that place is taken, no place is left, or the segment does not exist.
-    pub fn place(&self, segment: u16, slot: Option<u8>, total_vfs: u16) -> Result<Placement, TopologyError> {
-        self.segment(segment).ok_or(TopologyError::NoSlot)?.load().place(slot, total_vfs)
+    pub fn place(
+        &self,
+        (segment, root): (u16, u8),
+        slot: Option<u8>,
+        total_vfs: u16,
+    ) -> Result<Placement, TopologyError> {
+        self.segment(segment).ok_or(TopologyError::NoSlot)?.load().place_on(root, slot, total_vfs)
     }
 
-    /// The place of a device with `total_vfs` VFs where it was before: in `slot` of a segment, its VFs from the bus
-    /// `first_vf_bus` on.
+    /// The place of a device with `total_vfs` VFs where it was before: in `slot` of a root bus of a segment, its VFs
+    /// from the bus `first_vf_bus` on.
     ///
     /// # Errors
     ///
     /// Fails if that place is taken, or there is none.
     pub fn place_at(
         &self,
-        segment: u16,
+        (segment, root): (u16, u8),
         slot: u8,
         first_vf_bus: Option<u8>,
         total_vfs: u16,
     ) -> Result<Placement, TopologyError> {
-        self.segment(segment).ok_or(TopologyError::NoSlot)?.load().place_at(slot, first_vf_bus, total_vfs)
+        self.segment(segment).ok_or(TopologyError::NoSlot)?.load().place_at(root, slot, first_vf_bus, total_vfs)
     }
 
     /// Shows a device to the guest in its state of power-on.
@@ -90,7 +108,8 @@ impl Bus {
     }
 
     /// Wires the devices to `vm`, in their state of power-on and with addresses in their BARs; `apertures` are those of
-    /// each segment. Firmware sees only segment 0, whose devices are in the state that a platform's firmware leaves.
+    /// each segment, and the root buses of segment 0 share its own. Firmware sees only segment 0, whose devices are in
+    /// the state that a platform's firmware leaves.
     ///
     /// # Errors
     ///
@@ -98,12 +117,17 @@ impl Bus {
     pub fn attach(&self, vm: Arc<Vm>, apertures: &[Apertures], has_firmware: bool) -> Result<(), NoRoom> {
         self.host.set_wiring(Some(Box::new(vm)));
         let mut segments = (0..).zip(&self.segments).zip(apertures);
-        segments.try_for_each(|((number, topology), apertures)| match (number, has_firmware) {
-            (0, true) => {
-                hand_over(&topology.load(), apertures.clone());
-                Ok(())
-            }
-            _ => place_bars(&topology.load(), apertures.clone()),
+        segments.try_for_each(|((number, topology), apertures): ((u16, _), _)| {
+            let further = self.roots.iter().map(|root| root.bus).filter(|_| number == 0);
+            let roots: Vec<_> = [0].into_iter().chain(further).collect();
+            let shares = apertures.split_among_roots(roots.len() - 1);
+            roots.into_iter().zip(shares).try_for_each(|(root, share)| {
+                if number == 0 && has_firmware {
+                    hand_over(&topology.load(), root, share);
+                    return Ok(());
+                }
+                place_bars(&topology.load(), root, share)
+            })
         })
     }
 

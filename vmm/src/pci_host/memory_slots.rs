@@ -3,27 +3,32 @@
 //! | memory slots | show the guest |
 //! |---|---|
 //! | 0 to 15 | its memory |
-//! | 16 to 79 | configuration space of each device of segment 0: its own function's, and its VFs' |
+//! | 16 to 79 | configuration space of each device of bus 0 of segment 0: its own function's, and its VFs' |
 //! | 80 to 127 | plugged memory of virtio memory devices, on Linux before 5.12 |
 //! | 128 to 10,239 | doorbell pages of host devices, once they are given to the guest, and memory of devices |
 //! | 10,240 to 10,751 | plugged memory of virtio memory devices |
+//! | 10,752 to 18,879 | configuration space of the devices of further root buses of segment 0 |
 //! | 26,624 and up | configuration space of the devices of other segments |
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use parking_lot::Mutex;
+use pci::Bdf;
 
 /// The last memory slot of the guest's memory.
 pub(crate) const LAST_MEMORY: u32 = 15;
-/// The first memory slot of configuration space of segment 0.
+/// The first memory slot of configuration space of bus 0 of segment 0.
 const CONFIG: u32 = LAST_MEMORY + 1;
 
 /// The first memory slot of configuration space of other segments.
 const OTHER_SEGMENTS: u32 = 26_624;
 
-/// Memory slots of a segment: two for each of its 32 slots.
-const PER_SEGMENT: u32 = 64;
+/// The first memory slot of configuration space of further root buses of segment 0.
+const FURTHER_ROOTS: u32 = PLUGGED.end;
+
+/// Memory slots of a root bus: two for each of its 32 slots.
+const PER_ROOT: u32 = 64;
 
 /// The memory slots of doorbells and of devices' memory. Linux has 32,764 memory slots since 5.12, and 509 before. A
 /// doorbell without a free memory slot stays an eventfd.
@@ -40,11 +45,15 @@ pub(crate) const fn plugged(host: u32) -> Range<u32> {
     if host >= PLUGGED.end { PLUGGED } else { FEW_PLUGGED }
 }
 
-/// The memory slots that show configuration space of device number `device`, 0 to 31, on bus 0 of this segment: of its
-/// own function, and of its VFs.
-pub(crate) fn config_slots(segment: u16, device: u8) -> [u32; 2] {
-    let bus = segment.checked_sub(1).map_or(CONFIG, |other| OTHER_SEGMENTS + PER_SEGMENT * u32::from(other));
-    let first = bus + 2 * u32::from(device);
+/// The memory slots that show configuration space of the device whose own function is at this address, on bus 0 or
+/// another root bus of segment 0: of its own function, and of its VFs.
+pub(crate) fn config_slots(address: Bdf) -> [u32; 2] {
+    let bus = match (address.segment, address.rid.bus()) {
+        (0, 0) => CONFIG,
+        (0, bus) => FURTHER_ROOTS + PER_ROOT * (u32::from(bus) - 1),
+        (segment, _) => OTHER_SEGMENTS + PER_ROOT * (u32::from(segment) - 1),
+    };
+    let first = bus + 2 * u32::from(address.rid.device());
     [first, first + 1]
 }
 
@@ -77,8 +86,17 @@ impl MemorySlots {
 
 #[cfg(test)]
 mod tests {
+    use pci::Rid;
+
     use super::*;
-    use crate::arch::x86_64::layout::MOST_SEGMENTS;
+    use crate::arch::x86_64::layout::{LAST_BUS, MOST_SEGMENTS};
+
+    /// The slots of all root buses that there may be: bus 0, then further ones, then other segments.
+    fn all_config_slots() -> Vec<u32> {
+        let roots = (0..=LAST_BUS).map(|bus| (0, bus)).chain((1..MOST_SEGMENTS).map(|segment| (segment, 0)));
+        let at = |(segment, bus)| (0..32).map(move |slot| Bdf { segment, rid: Rid::from_bus_devfn(bus, slot << 3) });
+        roots.flat_map(at).flat_map(config_slots).collect()
+    }
 
     #[test]
     fn the_lowest_free_memory_slot_is_taken_and_none_twice() {
@@ -94,7 +112,7 @@ mod tests {
 
     #[test]
     fn plugged_memory_shares_no_memory_slot() {
-        let config: Vec<_> = (0..MOST_SEGMENTS).flat_map(|n| (0..32).flat_map(move |d| config_slots(n, d))).collect();
+        let config = all_config_slots();
         for host in [509, 10_751, 10_752, 26_624, 32_764] {
             let plugged = plugged(host);
             assert!(plugged.start > LAST_MEMORY && plugged.end <= host && !plugged.is_empty(), "{host}");
@@ -105,8 +123,7 @@ mod tests {
 
     #[test]
     fn no_two_devices_share_a_memory_slot() {
-        let devices = (0..MOST_SEGMENTS).flat_map(|segment| (0..32).map(move |device| (segment, device)));
-        let slots: Vec<_> = devices.flat_map(|(segment, device)| config_slots(segment, device)).collect();
+        let slots = all_config_slots();
         assert!(slots.is_sorted_by(|a, b| a < b));
         assert!(slots.iter().all(|slot| *slot >= CONFIG && !DOORBELLS.contains(slot) && *slot < 32_764));
     }

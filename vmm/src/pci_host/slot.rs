@@ -354,7 +354,7 @@ impl Slot {
             wired.memory.update(memory, &windows, &tools);
             wired.wires.update(reach, wants, &windows, &tools);
             wired.pin.update(pin, layout::pin_gsi(self.placement.rid.device()).into(), &tools);
-            let own = config_slots(self.placement.segment, self.placement.rid.device());
+            let own = config_slots(self.placement.bdf(self.placement.rid));
             wired.pages.update(&shown, own, &tools);
         }
         wired.windows = windows;

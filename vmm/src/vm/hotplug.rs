@@ -34,7 +34,7 @@ impl Vm {
             self.mem_regions.keep_pages();
         }
         let address = self.devices.add(plan, opened)?;
-        self.ged.plugged(address.segment, address.rid.device());
+        self.ged.plugged(address);
         Ok(address)
     }
 
@@ -106,7 +106,7 @@ impl Vm {
     pub fn unplug(&mut self, id: &str) -> bool {
         let is_new = self.devices.find(id).is_some_and(|plugged| !plugged.is_going());
         if let Some(address) = self.devices.unplug(id) {
-            self.ged.unplug(address.segment, address.rid.device());
+            self.ged.unplug(address);
         }
         is_new
     }
@@ -165,13 +165,13 @@ impl Vm {
     pub fn take_ejected(&mut self) -> Vec<Removed> {
         self.stop_ejected();
         let ejected = self.ged.take_ejected();
-        ejected.into_iter().filter_map(|(segment, slot)| self.devices.remove(segment, slot)).collect()
+        ejected.into_iter().filter_map(|address| self.devices.remove(address)).collect()
     }
 
     /// Removes the device `id` at once, without the guest's consent or a notification.
     pub(crate) fn remove_by_surprise(&mut self, id: &str) -> Option<Removed> {
         let address = self.devices.find(id)?.address();
-        self.devices.remove(address.segment, address.rid.device())
+        self.devices.remove(address)
     }
 
     /// Ends the guest, and removes the devices that it was asked to release, even if it has not released them.

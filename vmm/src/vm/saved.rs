@@ -479,6 +479,8 @@ pub(super) mod guest;
 #[cfg(test)]
 mod hostile_tests;
 #[cfg(test)]
+mod numa_tests;
+#[cfg(test)]
 mod platform_tests;
 #[cfg(test)]
 mod tests;

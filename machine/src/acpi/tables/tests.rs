@@ -3,12 +3,17 @@
 use super::*;
 use crate::acpi::viot::MOST_SINGLE_DEVICES;
 use crate::arch::x86_64::layout::Layout;
-use crate::pci_layout::Weights;
+use crate::pci_layout::{RootBus, Weights};
 
 const BASE: u64 = layout::ACPI;
 
 /// Tables of a machine of 5 GiB with this number of segments; with memory slots if it has several vCPUs.
 fn with_segments(segments: usize, vcpus: u8, max_vcpus: u8, serial: bool) -> Vec<u8> {
+    with_roots(segments, &[], vcpus, max_vcpus, serial)
+}
+
+/// As [`with_segments`], with further root buses of segment 0.
+fn with_roots(segments: usize, roots: &[RootBus], vcpus: u8, max_vcpus: u8, serial: bool) -> Vec<u8> {
     let layout = Layout::new(5 << 30, 0, 46).unwrap();
     let apertures = Apertures { mem32: layout::MMIO32, mem64: layout.mmio64 };
     let apertures = apertures.split(&vec![Weights { mem32: 1, mem64: 1 }; segments]);
@@ -16,6 +21,7 @@ fn with_segments(segments: usize, vcpus: u8, max_vcpus: u8, serial: bool) -> Vec
     let topology = Topology::flat(max_vcpus.into());
     let hardware = Hardware {
         apertures: &apertures,
+        roots,
         vcpus,
         max_vcpus,
         topology,
@@ -133,6 +139,7 @@ fn shaped(topology: Topology) -> Vec<u8> {
     let vcpus = topology.vcpus() as u8;
     let hardware = Hardware {
         apertures: &[],
+        roots: &[],
         vcpus,
         max_vcpus: vcpus,
         topology,
@@ -311,6 +318,7 @@ fn a_machine_of_nodes_has_their_tables_and_a_segment_its_node() {
     let of = |numa: &[Node]| {
         let hardware = Hardware {
             apertures: &apertures,
+            roots: &[],
             vcpus: 1,
             max_vcpus: 1,
             topology: Topology::flat(1),
@@ -334,8 +342,44 @@ fn a_machine_of_nodes_has_their_tables_and_a_segment_its_node() {
 }
 
 #[test]
+fn each_root_bus_has_a_bridge_on_its_node_with_its_share() {
+    let roots = RootBus::of_nodes(&[0, 1]);
+    let tables = with_roots(2, &roots, 1, 1, true);
+    let before = with_segments(2, 1, 1, true);
+    assert_eq!(find(&tables, b"MCFG"), find(&before, b"MCFG"));
+    let of = |tables| table(tables, u64_at(find(tables, b"FACP"), 140));
+    let (dsdt, before) = (of(&tables), of(&before));
+    // The bus ranges of PCI0, PC01, PB40 and PB60: granularity, minimum, maximum, translation and length.
+    for (first, last) in [(0u16, 63u16), (0, 0), (64, 95), (96, 127)] {
+        let mut buses = vec![0x88, 13, 0, 2, 0x0c, 0];
+        buses.extend([0, first, last, 0, last - first + 1].iter().flat_map(|field| field.to_le_bytes()));
+        assert_eq!(count(dsdt, &buses), 1, "{first} to {last}");
+    }
+    for (name, bus, uid, node) in [("PB40", 0x40, 0x40, b"\x00".as_slice()), ("PB60", 0x60, 0x60, b"\x01")] {
+        assert_eq!((count(dsdt, name.as_bytes()), count(before, name.as_bytes())), (3, 0), "{name}");
+        assert_eq!(count(dsdt, &[b"_BBN\x0a".as_slice(), &[bus]].concat()), 1);
+        assert_eq!(count(dsdt, &[b"_UID\x0b".as_slice(), &[uid, 1]].concat()), 1);
+        assert_eq!(count(dsdt, &[b"\x08_PXM".as_slice(), node].concat()), 1);
+    }
+    // All slots of the further bridges can be used, and each is notified by its own method.
+    assert_eq!((count(dsdt, b"\x86S000\x69"), count(dsdt, b"\x86S031\x69")), (3, 4));
+    assert_eq!((count(dsdt, b"PB40SCAN"), count(dsdt, b"PB60SCAN")), (1, 1));
+    // The windows below 4 GiB follow each other, and fill segment 0's share.
+    let is_window = |at: &usize| dsdt[*at..].starts_with(&[0x87, 23, 0, 0, 0x0c, 1]);
+    let windows = (0..dsdt.len()).filter(is_window).map(|at| (u32_at(dsdt, at + 10), u32_at(dsdt, at + 14)));
+    let mut windows: Vec<_> = windows.collect();
+    windows.sort_unstable();
+    assert_eq!((windows.len(), windows[0].0, windows[3].1), (4, 0xc000_0000, 0xe7ff_ffff));
+    assert!(windows.windows(2).all(|pair| pair[0].1 + 1 == pair[1].0), "{windows:x?}");
+}
+
+#[test]
 fn the_tables_of_the_largest_machine_fit() {
-    let len = with_segments(usize::from(layout::MOST_SEGMENTS), 254, 254, true).len();
+    let of = |roots: u16| {
+        let nodes = RootBus::of_nodes(&Vec::from_iter(0..roots.into()));
+        with_roots(usize::from(layout::MOST_SEGMENTS - roots), &nodes, 254, 254, true).len()
+    };
+    let len = [0, 1, 64].into_iter().map(of).max().unwrap();
     // For each vCPU and each zone's memory, the distances, and each device behind the IOMMU.
     let len = len + 256 * 16 + 32 * 40 + 64 * (32 + 64) + usize::from(MOST_SINGLE_DEVICES) * 24;
     assert!(len as u64 <= layout::ACPI_END - layout::ACPI, "{len}");

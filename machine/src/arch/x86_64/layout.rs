@@ -114,7 +114,7 @@ pub const SERIAL_GSI: u32 = 4;
 pub const EVENT_PORT: u16 = 0x610;
 /// The vCPU hot-plug registers.
 pub const PROCESSOR_PORT: u16 = 0xb000;
-/// The hot-plug registers of the slots of all segments.
+/// The hot-plug registers of the slots of all root buses.
 pub const SLOTS_PORT: u16 = 0xa000;
 /// The memory hot-plug registers.
 pub const MEMORY_PORT: u16 = 0xb100;
@@ -152,7 +152,7 @@ pub const S5_SLEEP_TYPE: u8 = 5;
 /// True if the I/O port belongs to a device that VMs always or sometimes have.
 pub const fn is_device_port(port: u16) -> bool {
     const SERIAL_LAST: u16 = SERIAL_PORT + 7;
-    // The hot-plug registers take up to 0x600 ports each.
+    // The hot-plug registers take up to 0xdf0 ports each.
     const MEMORY_LAST: u16 = MEMORY_PORT + 0xfff;
     matches!(port, NMI_STATUS_PORT | KEYBOARD_COMMAND_PORT | SERIAL_PORT..=SERIAL_LAST)
         || matches!(port, SLEEP_CONTROL_PORT..=EVENT_PORT | SLOTS_PORT..=MEMORY_LAST)

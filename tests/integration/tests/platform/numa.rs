@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
-use integration::{Api, Guest, GuestSpec, Kernel};
+use integration::{Api, Guest, GuestSpec, HostTap, Kernel, Pf, Subnet};
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
@@ -12,6 +12,11 @@ const NODES: [&str; 3] = [
     "guest_numa_id=0,cpus=[0],memory_zones=[a],distances=[1@30]",
     "guest_numa_id=1,cpus=[1],memory_zones=[b],pci_segments=[0]",
 ];
+
+/// The node of the function at this address.
+fn node_of(guest: &mut Guest, address: &str) -> String {
+    guest.ok(&format!("cat /sys/bus/pci/devices/{address}/numa_node")).trim().to_string()
+}
 
 /// The memory of a node in MiB, as counted by Linux.
 fn total(guest: &mut Guest, node: u32) -> u64 {
@@ -52,6 +57,60 @@ fn numa_nodes_are_as_configured_and_get_their_plugged_memory() {
     assert_eq!(api.info()["memory_actual_size"], json!(768 * MIB));
     assert_eq!((total(&mut guest, 0), total(&mut guest, 1)), (first, second + 256));
     guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.vmm().errors(), "", "the VMM printed no errors");
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// PFs on two nodes within segment 0: each PF and its VFs are on the node that `numa=` gives, a NIC is added and
+/// removed there, and a reboot changes none of it.
+#[test]
+fn pfs_are_on_two_nodes_of_segment_0_with_their_vfs() {
+    const PFS: [(&str, &str); 2] = [("0000:00:01.0", "0"), ("0000:40:01.0", "1")];
+    let api = Api::new("numa-nics");
+    let spec = GuestSpec::new(Kernel::V6_12).with_modules().cpus(2).topology([1, 1, 1, 2]).memory("size=0");
+    let spec = spec
+        .arguments(&["--memory-zone", "id=a,size=256M", "id=b,size=256M", "--numa"])
+        .arguments(&["guest_numa_id=0,cpus=[0],memory_zones=[a],pci_segments=[0]"])
+        .arguments(&["guest_numa_id=1,cpus=[1],memory_zones=[b]"])
+        .net("id=na,tap=na,mac=52:54:00:00:01:01,sriov_vfs=2,numa=0")
+        .net("id=nb,tap=nb,mac=52:54:00:00:01:02,sriov_vfs=300,numa=1");
+    let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
+    assert_eq!(api.info()["config"]["net"][1]["numa"], 1);
+    assert_eq!(api.info()["device_tree"]["_virtio-pci-nb"]["pci_bdf"], "0000:40:01.0");
+    for _ in 0..2 {
+        for (address, node) in PFS {
+            assert_eq!(node_of(&mut guest, address), node, "{address}");
+        }
+        for (address, bus, node) in [("0000:00:01.0", "01", "0"), ("0000:40:01.0", "41", "1")] {
+            let pf = Pf::at(address);
+            pf.set_num_vfs(&mut guest, 2);
+            let vfs = pf.vfs(&mut guest);
+            let expected = [0, 1].map(|index| format!("0000:{bus}:00.{index}"));
+            assert_eq!(vfs.iter().map(|vf| vf.address.clone()).collect::<Vec<_>>(), expected);
+            for vf in &vfs {
+                assert_eq!(node_of(&mut guest, &vf.address), node, "{}", vf.address);
+            }
+        }
+        let taps = [0, 1].map(|index| HostTap::existing(&format!("nbv{index}")));
+        for vf in Pf::at("0000:40:01.0").vfs(&mut guest) {
+            vf.ping_through(&mut guest, &taps, vf.index, Subnet(60 + vf.index as u8));
+        }
+
+        let hot = json!({ "id": "hot", "tap": "nhot", "numa": 1, "mac": "52:54:00:00:01:09" });
+        let answer = api.put_json("vm.add-net", &hot);
+        assert_eq!((answer.status, answer.body), (200, json!({ "id": "hot", "bdf": "0000:40:02.0" })));
+        guest.wait_for("ls /sys/bus/pci/devices/0000:40:02.0/virtio*/net/*/address");
+        assert_eq!(node_of(&mut guest, "0000:40:02.0"), "1");
+        let interface = guest.ok("ls /sys/bus/pci/devices/0000:40:02.0/virtio*/net").trim().to_string();
+        HostTap::existing("nhot").join(Subnet(63));
+        guest.join(&interface, Subnet(63));
+        guest.ping(&interface, Subnet(63));
+        api.remove_device("hot");
+        assert_ne!(guest.run("ls -d /sys/bus/pci/devices/0000:40:02.0").status, 0);
+        assert_eq!(Pf::at("0000:40:01.0").vfs(&mut guest).len(), 2, "hot-plug affects no VF");
+        guest.assert_kernel_has_no_complaint();
+        guest.reboot();
+    }
     assert_eq!(guest.vmm().errors(), "", "the VMM printed no errors");
     assert_eq!(guest.power_off().code, Some(0));
 }

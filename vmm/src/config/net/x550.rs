@@ -20,6 +20,7 @@ use crate::config::net::switch::{self, SwitchPlan};
 use crate::config::net::{policy, uplink_rate};
 use crate::config::rate;
 use crate::config::subject::Subject;
+use crate::pci_layout::RootBus;
 
 /// The most VFs: the hardware has 64 pools, one of which is the PF's.
 pub(crate) const MOST_VFS: u16 = 63;
@@ -39,6 +40,8 @@ pub struct X550Plan {
     pub link_up: bool,
     /// True if its link is down while its uplink is.
     pub follows_uplink: bool,
+    /// The further root bus of segment 0 that it is on, if it is on one.
+    pub root: Option<RootBus>,
 }
 
 impl X550Plan {
@@ -51,6 +54,7 @@ impl X550Plan {
             switch: SwitchPlan::new(config, SwitchMode::Veb),
             link_up: policy::link_up(config),
             follows_uplink: config.policy.link.unwrap_or_default() == LinkPolicy::Auto,
+            root: None,
         }
     }
 

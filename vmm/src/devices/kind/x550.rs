@@ -22,7 +22,7 @@ const OF_POOL: u64 = 1;
 
 pub(super) fn open(x550: &X550Plan, site: &Site<'_>, opener: &mut BackendOpener<'_>) -> Result<Opened, DeviceError> {
     let Site { plan, placement, host } = *site;
-    let X550Plan { id, mac, total_vfs, switch, link_up, follows_uplink } = x550;
+    let X550Plan { id, mac, total_vfs, switch, link_up, follows_uplink, root: _ } = x550;
     let failure_watch = FailureWatch::of_nic(id, &host.events);
     let opened = opener.empty_switch(id, switch, total_vfs + 1);
     let switch = opened.map_err(|error| DeviceError::Backend { option: site.option(), error })?;
