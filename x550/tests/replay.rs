@@ -1,5 +1,5 @@
-//! The life of a NIC under the drivers of Linux, phase by phase: the registers that they touch in each phase, in an order
-//! as theirs, and the values at which their polls end. Each poll must end at its first read.
+//! The life of a NIC under the drivers of Linux, phase by phase: the registers that they touch in each phase, in an
+//! order as theirs, and the values at which their polls end. Each poll must end at its first read.
 
 mod common;
 
