@@ -1,7 +1,7 @@
 //! Flow rules: the perfect filters of the flow director (`Flow Director Filters`).
 //!
-//! A rule names addresses, ports, VLAN and protocol of IPv4 packets, and a queue of the NIC or none. All rules share one
-//! set of masks, so a frame is found among them with one look-up.
+//! A rule names addresses, ports, VLAN and protocol of IPv4 packets, and a queue of the NIC or none. All rules share
+//! one set of masks, so a frame is found among them with one look-up.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -170,7 +170,10 @@ fn a_vf_of_an_x550_has_rss_of_its_own() {
     own(&mut nic, 2, FIELDS, 4);
     let frame = [ipv4(6, 0), ipv4(1, 0), ipv6(6)];
     let queues = |rss: Rss| frame.each_ref().map(|frame| rss.queue_of(frame).queue);
-    assert_eq!(queues(nic.rss(1)), [0x51cc_c178u32, 0x323e_8fc2, 0x4020_7d3d].map(|hash| u16::from(hash.to_le_bytes()[0] & 3)));
+    assert_eq!(
+        queues(nic.rss(1)),
+        [0x51cc_c178u32, 0x323e_8fc2, 0x4020_7d3d].map(|hash| u16::from(hash.to_le_bytes()[0] & 3))
+    );
     assert_eq!((queues(nic.rss(2)), queues(nic.rss(0))), ([0; 3], [0; 3]), "not enabled");
     assert!(nic.rss(1).is_enabled() && !nic.rss(2).is_enabled());
     let _ = nic.reset_vf(1);
