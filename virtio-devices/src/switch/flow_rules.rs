@@ -20,22 +20,25 @@ pub(crate) struct FlowRules {
     flows: Arc<Flows>,
     /// By queue of the NIC, the port and its receive queue, from 0.
     targets: Box<[(PortIndex, usize)]>,
+    /// The PF's pool.
+    pool_of_pf: u16,
     nic: X550Handle,
 }
 
 impl FlowRules {
-    /// The rules of a NIC, if it has any. `first_of_pf` is the first queue of the PF's pool.
-    pub(crate) fn of(handle: &X550Handle, nic: &Nic, first_of_pf: u16) -> Option<Self> {
+    /// The rules of a NIC, if it has any. The PF has the pool `pool_of_pf`.
+    pub(crate) fn of(handle: &X550Handle, nic: &Nic, pool_of_pf: u16) -> Option<Self> {
         let flows = nic.flows();
         if !flows.is_active() || flows.is_empty() {
             return None;
         }
+        let first_of_pf = nic.pool(pool_of_pf).queues.start;
         let target = |queue: u16| match nic.owner(queue) {
             (Place::Pf, queue) => (0, queue.saturating_sub(first_of_pf).into()),
             (Place::Vf(index), queue) => (index + 1, queue.into()),
         };
         let targets = (0..QUEUES).map(target).collect();
-        Some(Self { flows, targets, nic: handle.clone() })
+        Some(Self { flows, targets, pool_of_pf, nic: handle.clone() })
     }
 
     /// Applies the rules to a frame for the function at the port of its route. The uplink is the port `uplink`.
@@ -46,7 +49,7 @@ impl FlowRules {
         }
         let mut head = [0; HEADERS];
         let Some(key) = Key::of(frame.first_bytes(body, &mut head)) else { return };
-        let matched = self.flows.matched(&key.in_pool(port.saturating_sub(1)));
+        let matched = self.flows.matched(&key.in_pool(port.checked_sub(1).unwrap_or(self.pool_of_pf)));
         let statistic = if matched.is_some() { Statistic::FlowMatched } else { Statistic::FlowMissed };
         self.nic.lock().count(statistic, 1);
         match matched.flatten() {

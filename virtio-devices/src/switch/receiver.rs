@@ -176,7 +176,7 @@ impl Room<'_, '_> {
     pub(crate) fn expect_doorbell(&mut self, supply: &Supply) -> Result<bool, BrokenRing> {
         match self {
             Self::Virtqueue(room) => room.expect_doorbell(supply),
-            Self::X550(room) => Ok(room.has_more()),
+            Self::X550(room) => Ok(room.look_for_more()),
         }
     }
 

@@ -9,7 +9,6 @@ mod host_end;
 mod pool_rules;
 
 use std::io;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -72,27 +71,22 @@ pub(crate) struct X550Path {
     is_stale: AtomicBool,
 }
 
-/// The bits of `range`.
-fn bits(queues: &Range<u16>) -> u128 {
-    let below = |end: u16| 1u128.checked_shl(end.into()).map_or(u128::MAX, |bit| bit - 1);
-    below(queues.end) & !below(queues.start)
-}
-
 /// The numbers of the set bits.
 fn queues(bits: u128) -> impl Iterator<Item = u16> {
     (0..QUEUES).filter(move |queue| bits >> queue & 1 != 0)
 }
 
 impl Layout {
-    /// The queues of `place` that its driver has enabled.
-    fn of(nic: &Nic, place: Place) -> Self {
-        let owned = |queue: u16| nic.owner(queue).0 == place;
-        let mut layout = Self::default();
-        for queue in (0..QUEUES).filter(|queue| owned(*queue)) {
-            layout.receive |= u128::from(nic.receive_queue(queue).enabled) << queue;
-            layout.transmit |= u128::from(nic.transmit_queue(queue).enabled) << queue;
+    /// The queues that their drivers have enabled, for each of `ports` functions, the PF first.
+    fn all(nic: &Nic, ports: usize) -> Vec<Self> {
+        let mut layouts = vec![Self::default(); ports];
+        for queue in 0..QUEUES {
+            if let Some(layout) = layouts.get_mut(number_of(nic.owner(queue).0)) {
+                layout.receive |= u128::from(nic.receive_queue(queue).enabled) << queue;
+                layout.transmit |= u128::from(nic.transmit_queue(queue).enabled) << queue;
+            }
         }
-        layout
+        layouts
     }
 
     fn has(self, doorbell: Doorbell) -> bool {
@@ -100,7 +94,7 @@ impl Layout {
             Direction::Receive => self.receive,
             Direction::Transmit => self.transmit,
         };
-        bits & bits_of(doorbell.queue) != 0
+        bits.checked_shr(doorbell.queue.into()).is_some_and(|bits| bits & 1 != 0)
     }
 
     fn is_empty(self) -> bool {
@@ -108,8 +102,12 @@ impl Layout {
     }
 }
 
-fn bits_of(queue: u16) -> u128 {
-    bits(&(queue..queue + 1))
+/// The number of a function's port.
+fn number_of(place: Place) -> usize {
+    match place {
+        Place::Pf => 0,
+        Place::Vf(index) => usize::from(index) + 1,
+    }
 }
 
 impl X550Path {
@@ -163,9 +161,10 @@ impl X550Path {
 
     /// True if the NIC has a link.
     fn has_link(&self) -> bool {
+        let core = self.threads.core();
         self.is_connected.load(Ordering::Acquire)
             && !self.is_held.load(Ordering::Acquire)
-            && self.threads.core().uplink_up()
+            && (core.uplink_up() || !core.settings(0).follows_uplink)
     }
 
     /// Shows the link to the drivers.
@@ -178,10 +177,7 @@ impl X550Path {
     }
 
     fn port(&self, place: Place) -> Option<&FunctionPort> {
-        match place {
-            Place::Pf => self.ports.first(),
-            Place::Vf(index) => self.ports.get(usize::from(index) + 1),
-        }
+        self.ports.get(number_of(place))
     }
 
     /// Makes link, policies and filters follow the uplink and the registers.
@@ -195,7 +191,7 @@ impl X550Path {
         let core = self.threads.core();
         let registers = nic.lock();
         let switching = registers.switching();
-        core.set_flow_rules(FlowRules::of(nic, &registers, pool_rules::first_queue_of_pf(&registers)));
+        core.set_flow_rules(FlowRules::of(nic, &registers, pool_rules::pool_of(&switching, Place::Pf)));
         drop(registers);
         core.set_mode(pool_rules::mode(&switching));
         for port in &self.ports {
@@ -206,16 +202,13 @@ impl X550Path {
         }
     }
 
-    /// The rings of a port that should run now.
-    fn wanted(nic: &X550Handle, place: Place) -> Layout {
-        if nic.may_run(place) { Layout::of(&nic.lock(), place) } else { Layout::default() }
-    }
-
     /// Closes a port whose rings have changed, and opens it with those that should run. Waits for frames in progress.
     fn reconcile(&self, port: &FunctionPort, nic: &X550Handle) -> io::Result<()> {
         let mut running = port.running.lock();
         let wanted = *port.wanted.lock();
-        if *running == wanted {
+        // One that was told to stop ends, even if it was to start again in the meantime.
+        let is_stopped = port.open.load().as_ref().is_some_and(|open| open.is_stopped());
+        if *running == wanted && !is_stopped {
             return Ok(());
         }
         let core = self.threads.core();
@@ -227,9 +220,12 @@ impl X550Path {
         let CarriedNic { state, policy, counters } = port.carried.clone();
         // The PF's driver is told of the link by the NIC.
         let nic_of_port = PortNic { memory, state, policy, counters, tell_link: Box::new(|| {}) };
-        let receive = queues(wanted.receive).map(|queue| {
+        // Drivers number the queues of their function, enabled or not.
+        let first = pool_rules::first_queue(&nic.lock(), port.place);
+        let receive = (first..QUEUES - wanted.receive.leading_zeros() as u16).map(|queue| {
             let steering = Arc::clone(&port.steering);
-            Some(ReceiveRing::X550(X550Receive::new(nic.clone(), queue, steering)))
+            let ring = ReceiveRing::X550(X550Receive::new(nic.clone(), queue, steering));
+            (wanted.receive >> queue & 1 != 0).then_some(ring)
         });
         let send = queues(wanted.transmit).map(|queue| SendQueue::X550(X550Send::new(nic.clone(), queue)));
         let tx = PortTx::new(send, None);
@@ -245,8 +241,9 @@ impl X550Path {
     /// Records which rings should run. Returns the ports where that has changed, and stops their workers.
     fn note_wanted(&self, nic: &X550Handle) -> Vec<usize> {
         let mut changed = Vec::new();
-        for (number, port) in self.ports.iter().enumerate() {
-            let layout = Self::wanted(nic, port.place);
+        let layouts = Layout::all(&nic.lock(), self.ports.len());
+        for (number, (port, layout)) in self.ports.iter().zip(layouts).enumerate() {
+            let layout = if nic.may_run(port.place) { layout } else { Layout::default() };
             if std::mem::replace(&mut *port.wanted.lock(), layout) != layout {
                 if let Some(open) = &*port.open.load() {
                     open.stop.store(true, Ordering::Release);
@@ -312,6 +309,8 @@ impl DataPath for X550Ports {
         let Some(port) = self.0.port(place) else { return };
         if port.wanted.lock().has(doorbell)
             && let Some(open) = &*port.open.load()
+            // Buffers matter to a sender that waits for them: it has said so before it looked for them.
+            && (doorbell.direction == Direction::Transmit || open.waiters.load(Ordering::SeqCst) != 0)
         {
             // A full counter has woken the worker already.
             let _ = open.kick.write(1);

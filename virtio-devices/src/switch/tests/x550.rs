@@ -395,6 +395,30 @@ fn a_disabled_queue_and_a_vf_without_bus_master_move_nothing() {
 }
 
 #[test]
+fn a_queue_that_is_enabled_before_its_stop_has_ended_runs() {
+    let mut card = Card::new();
+    let write = |card: &mut Card, value: u32| {
+        card.device.mmio_write(WindowId::Bar(REGISTERS_BAR), 0x6028, &value.to_le_bytes())
+    };
+    // Two vCPUs: the first has not waited for what it stops when the second writes.
+    let (stopping, starting) = (write(&mut card, 0), write(&mut card, 1 << 25));
+    drop(stopping);
+    drop(starting);
+    card.run();
+    card.send(0, &frame(mac(0), mac(1), 100));
+    assert_eq!(card.frames(2).len(), 1);
+}
+
+#[test]
+fn a_ring_without_descriptors_costs_nothing() {
+    let mut card = Card::new();
+    card.write(0x6008, 0);
+    card.write(0x6018, 5);
+    card.run();
+    assert_eq!(card.counter(Place::Vf(0), Counter::TxBadChains), 0);
+}
+
+#[test]
 fn a_saved_card_continues_where_it_stopped() {
     let mut card = Card::new();
     card.send(0, &frame(mac(0), mac(1), 100));

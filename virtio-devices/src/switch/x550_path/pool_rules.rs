@@ -27,16 +27,16 @@ pub(super) fn mode(switching: &Switching) -> SwitchMode {
 }
 
 /// The pool of a function: the PF has the default pool.
-fn pool_of(switching: &Switching, place: Place) -> u16 {
+pub(super) fn pool_of(switching: &Switching, place: Place) -> u16 {
     match place {
         Place::Pf => switching.default_pool.unwrap_or(0).into(),
         Place::Vf(index) => index,
     }
 }
 
-/// The first queue of the PF's pool.
-pub(super) fn first_queue_of_pf(nic: &Nic) -> u16 {
-    nic.pool(pool_of(&nic.switching(), Place::Pf)).queues.start
+/// The first queue of a function's pool.
+pub(super) fn first_queue(nic: &Nic, place: Place) -> u16 {
+    nic.pool(pool_of(&nic.switching(), place)).queues.start
 }
 
 /// The distribution of a function's frames to its queues.
@@ -63,7 +63,8 @@ impl PoolRules {
                 protocol: VlanProtocol::Customer,
             }),
             trunk: (pool.checks_vlan && pool.port_vlan.is_none()).then(|| Trunk {
-                vlans: VlanSet::of((1..VLANS).filter(|vlan| pool.has_vlan(*vlan)).map(|vlan| vlan..=vlan)),
+                // The check concerns tags: frames without one pass.
+                vlans: VlanSet::of((0..VLANS).filter(|vlan| *vlan == 0 || pool.has_vlan(*vlan)).map(|vlan| vlan..=vlan)),
                 protocol: VlanProtocol::Customer,
             }),
             spoof_check: pool.checks_mac,

@@ -149,12 +149,29 @@ fn checksum_ipv4(frame: &mut [u8], network: usize, transport: usize) -> Result<(
     put(frame, network + 10, &sum.to_be_bytes())
 }
 
+/// CRC32c of each byte.
+const CRC32C: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < table.len() {
+        let (mut crc, mut bit) = (byte as u32, 0);
+        while bit < 8 {
+            crc = crc >> 1 ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
+
 /// Computes the CRC32c of an SCTP packet (`RFC 9260 §6.8`), which no virtio header can describe.
 fn checksum_sctp(frame: &mut [u8], transport: usize) -> Result<(), Counter> {
     put(frame, transport + 8, &[0; 4])?;
     let packet = frame.get(transport..).unwrap_or_default();
     let crc = packet.iter().fold(u32::MAX, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ (0x82f6_3b78 & (crc & 1).wrapping_neg()))
+        let [low, ..] = crc.to_le_bytes();
+        crc >> 8 ^ CRC32C[usize::from(low ^ byte)]
     });
     put(frame, transport + 8, &(!crc).to_le_bytes())
 }

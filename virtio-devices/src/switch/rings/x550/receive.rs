@@ -53,6 +53,7 @@ pub(crate) struct X550Room<'r, 'm> {
     frames: u64,
     bytes: u64,
     groups: u64,
+    broadcasts: u64,
 }
 
 impl X550Receive {
@@ -66,8 +67,9 @@ impl X550Receive {
         let queue = self.registers.lock().receive_queue(self.queue);
         let count = queue.len / DESCRIPTOR as u32;
         let (head, available) = (queue.head, queue.available());
-        let (frames, bytes, groups) = (0, 0, 0);
-        let room = X550Room { receive: self, memory, whole, queue, count, head, available, frames, bytes, groups };
+        let [frames, bytes, groups, broadcasts] = [0; 4];
+        let room =
+            X550Room { receive: self, memory, whole, queue, count, head, available, frames, bytes, groups, broadcasts };
         queue.enabled.then_some(room)
     }
 
@@ -114,7 +116,8 @@ impl X550Room<'_, '_> {
         supply: &mut Supply,
         tally: &mut Tally,
     ) -> Result<Option<Lack>, BrokenRing> {
-        let is_group = frame.first_chunk().is_some_and(is_multicast);
+        let is_broadcast = frame.starts_with(&[0xff; 6]);
+        let is_group = frame.first_chunk().is_some_and(is_multicast) && !is_broadcast;
         let len = frame.len();
         let vlan = if self.queue.strips_vlan { strip(frame) } else { None };
         let size = usize::try_from(self.queue.buffer).unwrap_or(0);
@@ -148,6 +151,7 @@ impl X550Room<'_, '_> {
         self.frames += 1;
         self.bytes += len as u64;
         self.groups += u64::from(is_group);
+        self.broadcasts += u64::from(is_broadcast);
         Ok(None)
     }
 
@@ -171,9 +175,16 @@ impl X550Room<'_, '_> {
         Ok(written)
     }
 
-    /// True if the driver has provided buffers since the start of the run.
-    pub(crate) fn has_more(&self) -> bool {
-        self.receive.registers.lock().receive_queue(self.receive.queue).tail != self.queue.tail
+    /// True if the driver has provided buffers since the last look. They are used from now on.
+    pub(crate) fn look_for_more(&mut self) -> bool {
+        let now = self.receive.registers.lock().receive_queue(self.receive.queue);
+        // A queue that was disabled or moved in the meantime is not read again.
+        if !now.enabled || now.tail == self.queue.tail || now.tail >= self.count || now.head != self.queue.head {
+            return false;
+        }
+        self.queue.tail = now.tail;
+        self.available = (now.tail + self.count - self.head) % self.count;
+        true
     }
 
     /// Ends the run: moves the head, and counts.
@@ -189,6 +200,7 @@ impl X550Room<'_, '_> {
             nic.count(Statistic::FramesReceived, self.frames);
             nic.count(Statistic::BytesReceived, self.bytes);
             nic.count(Statistic::GroupsReceived, self.groups);
+            nic.count(Statistic::BroadcastsReceived, self.broadcasts);
             if let (Place::Vf(index), _) = nic.owner(number) {
                 nic.count_vf(index, VfCounter::FramesReceived, self.frames);
                 nic.count_vf(index, VfCounter::BytesReceived, self.bytes);

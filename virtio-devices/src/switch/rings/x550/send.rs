@@ -27,6 +27,8 @@ pub(crate) struct X550Send {
     queue: u16,
     /// True while the rest of a frame that was dropped is skipped, up to its last descriptor.
     skips: bool,
+    /// Head and tail at which the driver has provided a part of a frame. It is not read again before the tail moves.
+    incomplete: Option<(u32, u32)>,
     /// The descriptors that are done and that the driver wants to be told of.
     done: Vec<u32>,
 }
@@ -36,6 +38,7 @@ pub(crate) struct X550Tx<'b, 'm> {
     registers: &'b X550Handle,
     number: u16,
     skips: &'b mut bool,
+    incomplete: &'b mut Option<(u32, u32)>,
     done: &'b mut Vec<u32>,
     /// The number of [`Self::done`] before the present frame.
     done_before: usize,
@@ -73,23 +76,28 @@ enum Walked {
 impl X550Send {
     /// The transmit queue with this number of the NIC.
     pub(crate) fn new(registers: X550Handle, queue: u16) -> Self {
-        Self { registers, queue, skips: false, done: Vec::new() }
+        Self { registers, queue, skips: false, incomplete: None, done: Vec::new() }
     }
 
     /// Locks the queue for a batch; `None` if it is disabled.
     pub(crate) fn batch<'b, 'm>(&'b mut self, memory: &'m DmaView, whole: &'b mut Vec<u8>) -> Option<X550Tx<'b, 'm>> {
-        let Self { registers, queue: number, skips, done } = self;
+        let Self { registers, queue: number, skips, incomplete, done } = self;
         let queue = registers.lock().transmit_queue(*number);
         if !queue.enabled {
-            *skips = false;
+            (*skips, *incomplete) = (false, None);
             return None;
         }
+        if *incomplete == Some((queue.head, queue.tail)) {
+            return None;
+        }
+        *incomplete = None;
         done.clear();
         let (next, left, count) = (queue.head, queue.available(), queue.len / DESCRIPTOR as u32);
         Some(X550Tx {
             registers,
             number: *number,
             skips,
+            incomplete,
             done,
             done_before: 0,
             memory,
@@ -117,7 +125,7 @@ impl X550Tx<'_, '_> {
         loop {
             if self.left == 0 {
                 // A frame that fills the ring never ends.
-                let is_endless = walked + 1 >= self.count as usize;
+                let is_endless = walked != 0 && walked + 1 >= self.count as usize;
                 let outcome = if is_endless { Walked::Bad(Counter::TxBadChains) } else { Walked::Incomplete };
                 return Ok((outcome, walked));
             }
@@ -190,6 +198,9 @@ impl SendRing for X550Tx<'_, '_> {
         let packet = match walked {
             Walked::Incomplete => {
                 self.put_back();
+                if descriptors != 0 {
+                    *self.incomplete = Some((self.first.0, self.queue.tail));
+                }
                 return Ok(None);
             }
             Walked::Bad(reason) => Err(reason),
@@ -252,8 +263,10 @@ impl SendRing for X550Tx<'_, '_> {
                 nic.count_vf(index, VfCounter::BytesSent, self.bytes);
             }
             drop(nic);
-            self.registers.queue_event(Direction::Transmit, self.number);
-            tally.count(Counter::Interrupts);
+            if !self.done.is_empty() || self.queue.head_write_back.is_some() {
+                self.registers.queue_event(Direction::Transmit, self.number);
+                tally.count(Counter::Interrupts);
+            }
             written?;
         }
         let Ended { end, .. } = ended?;
