@@ -34,6 +34,9 @@ pub(crate) struct OpenPort {
     rx: Box<[Mutex<PortRx>]>,
     /// The distribution of frames to them, if the driver decides it.
     steering: Option<Arc<Steering>>,
+    /// Makes policy and filter follow the driver's registers. Called before frames are taken, with no
+    /// lock of a port held.
+    pub follow: Option<Box<dyn Fn() + Send + Sync>>,
     /// The other queues, which its worker locks for a batch.
     pub tx: Mutex<PortTx>,
     /// The workers whose ports wait for its buffers, by their bits.
@@ -64,6 +67,7 @@ impl OpenPort {
             stop: Arc::new(AtomicBool::new(false)),
             rx: receive.map(|ring| Mutex::new(PortRx::new(ring))).collect(),
             steering: None,
+            follow: None,
             tx: Mutex::new(tx),
             waiters: AtomicU64::new(0),
             account,
@@ -91,9 +95,9 @@ impl OpenPort {
         Self::new(index, PortNic::of_virtio(shared), (0..shared.pairs).map(receive), tx, account)
     }
 
-    /// Distributes frames to the receive queues by `steering`.
-    pub(crate) fn steered_by(self, steering: Arc<Steering>) -> Self {
-        Self { steering: Some(steering), ..self }
+    /// Distributes frames to the receive queues by `steering`, and calls `follow` before frames are taken.
+    pub(crate) fn steered_by(self, steering: Arc<Steering>, follow: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { steering: Some(steering), follow: Some(Box::new(follow)), ..self }
     }
 
     /// True if the port must stop.

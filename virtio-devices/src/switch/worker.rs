@@ -352,6 +352,7 @@ impl SwitchWorker {
         let (mut idle, mut batches) = (0, 0);
         loop {
             let Some(_round) = core.round() else { return PortTurn::More };
+            open.follow.iter().for_each(|follow| follow());
             let mut guard = open.tx.lock();
             let tx = &mut *guard;
             // A stopped port has none left.

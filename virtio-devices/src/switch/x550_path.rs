@@ -9,7 +9,7 @@ mod host_end;
 mod pool_rules;
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
@@ -50,6 +50,8 @@ struct FunctionPort {
     index: PortIndex,
     carried: CarriedNic,
     steering: Arc<Steering>,
+    /// The version of the registers that policy and filter were made of. Locked while they are made.
+    applied: Mutex<u64>,
     /// The rings that should run.
     wanted: Mutex<Layout>,
     /// The rings that run. Locked while that changes.
@@ -67,8 +69,8 @@ pub(crate) struct X550Path {
     is_connected: AtomicBool,
     /// The host keeps the link down for a while.
     is_held: AtomicBool,
-    /// The pools may differ from what the ports' policies and filters were made of.
-    is_stale: AtomicBool,
+    /// The number of times that the pools may have changed.
+    version: AtomicU64,
 }
 
 /// The numbers of the set bits.
@@ -126,14 +128,15 @@ impl X550Path {
                     counters: Arc::new(NetCounters::new()),
                 },
                 steering: Arc::new(Steering::new(rss.clone())),
+                applied: Mutex::default(),
                 wanted: Mutex::default(),
                 running: Mutex::default(),
                 open: ArcSwapOption::empty(),
             }
         });
-        let [is_held, is_connected, is_stale] = [false, true, true].map(AtomicBool::new);
+        let ([is_held, is_connected], version) = ([false, true].map(AtomicBool::new), AtomicU64::new(1));
         let (ports, nic) = (ports.collect(), OnceLock::new());
-        let path = Arc::new(Self { threads, ports, nic, is_connected, is_held, is_stale });
+        let path = Arc::new(Self { threads, ports, nic, is_connected, is_held, version });
         for port in &path.ports {
             path.threads.core().attach(port.index, Some(port.carried.clone()));
         }
@@ -172,7 +175,13 @@ impl X550Path {
         if let Some(nic) = self.nic.get() {
             nic.set_link(self.has_link());
         }
-        self.is_stale.store(true, Ordering::Release);
+        self.outdate();
+    }
+
+    /// Makes policies and filters follow the registers: that of a port before it sends its next frames, and all others
+    /// before the next table.
+    fn outdate(&self) {
+        self.version.fetch_add(1, Ordering::AcqRel);
         self.threads.core().outdate();
     }
 
@@ -183,27 +192,34 @@ impl X550Path {
     /// Makes link, policies and filters follow the uplink and the registers.
     fn refresh(&self) {
         let Some(nic) = self.nic.get() else { return };
-        let has_link = self.has_link();
-        nic.set_link(has_link);
-        if !self.is_stale.swap(false, Ordering::AcqRel) {
-            return;
-        }
+        nic.set_link(self.has_link());
         let core = self.threads.core();
         let registers = nic.lock();
         let switching = registers.switching();
         core.set_flow_rules(FlowRules::of(nic, &registers, pool_rules::pool_of(&switching, Place::Pf)));
         drop(registers);
         core.set_mode(pool_rules::mode(&switching));
-        for port in &self.ports {
-            // The lock is released in between: each pool takes some microseconds.
-            let rules = PoolRules::of(&nic.lock(), port.place);
-            rules.apply(&port.carried, has_link);
-            port.steering.set(pool_rules::rss(&nic.lock(), port.place));
+        self.ports.iter().for_each(|port| self.follow(port, nic));
+    }
+
+    /// Makes a port follow the registers, if they have changed. Waits for a batch of the port in progress, if its link
+    /// goes down.
+    fn follow(&self, port: &FunctionPort, nic: &X550Handle) {
+        let mut applied = port.applied.lock();
+        let version = self.version.load(Ordering::Acquire);
+        if std::mem::replace(&mut *applied, version) != version {
+            let (rules, rss) = {
+                let registers = nic.lock();
+                (PoolRules::of(&registers, port.place), pool_rules::rss(&registers, port.place))
+            };
+            rules.apply(&port.carried, self.has_link());
+            port.steering.set(rss);
         }
     }
 
     /// Closes a port whose rings have changed, and opens it with those that should run. Waits for frames in progress.
-    fn reconcile(&self, port: &FunctionPort, nic: &X550Handle) -> io::Result<()> {
+    fn reconcile(self: &Arc<Self>, number: usize, nic: &X550Handle) -> io::Result<()> {
+        let Some(port) = self.ports.get(number) else { return Ok(()) };
         let mut running = port.running.lock();
         let wanted = *port.wanted.lock();
         // One that was told to stop ends, even if it was to start again in the meantime.
@@ -230,7 +246,15 @@ impl X550Path {
         let send = queues(wanted.transmit).map(|queue| SendQueue::X550(X550Send::new(nic.clone(), queue)));
         let tx = PortTx::new(send, None);
         let open = OpenPort::new(port.index, nic_of_port, receive, tx, core.account(port.index))?;
-        let open = Arc::new(open.steered_by(Arc::clone(&port.steering)));
+        let (path, handle) = (Arc::downgrade(self), nic.clone());
+        let follow = move || {
+            if let Some(path) = path.upgrade()
+                && let Some(port) = path.ports.get(number)
+            {
+                path.follow(port, &handle);
+            }
+        };
+        let open = Arc::new(open.steered_by(Arc::clone(&port.steering), follow));
         self.threads.start()?;
         port.open.store(Some(Arc::clone(&open)));
         *running = wanted;
@@ -291,8 +315,8 @@ impl DataPath for X550Ports {
         let (path, nic) = (Arc::clone(path), nic.clone());
         let name = thread_name(path.threads.core().id(), "port", 0);
         vec![Thread::of_end(name, move || {
-            for port in changed.iter().filter_map(|number| path.ports.get(*number)) {
-                if let Err(error) = path.reconcile(port, &nic) {
+            for number in changed {
+                if let Err(error) = path.reconcile(number, &nic) {
                     log::error!("{}: a function's queues cannot run: {error}", nic.id());
                 }
             }
@@ -300,8 +324,7 @@ impl DataPath for X550Ports {
     }
 
     fn pools_changed(&self, _: &X550Handle) {
-        self.0.is_stale.store(true, Ordering::Release);
-        self.0.threads.core().outdate();
+        self.0.outdate();
     }
 
     fn doorbell(&self, nic: &X550Handle, doorbell: Doorbell) {
@@ -325,9 +348,9 @@ impl DataPath for X550Ports {
     fn resume(&self, nic: &X550Handle) -> io::Result<()> {
         let core = self.0.threads.core();
         core.hold_frames(true);
-        self.0.is_stale.store(true, Ordering::Release);
+        self.0.outdate();
         self.0.note_wanted(nic);
-        let resumed = self.0.ports.iter().try_for_each(|port| self.0.reconcile(port, nic));
+        let resumed = (0..self.0.ports.len()).try_for_each(|number| self.0.reconcile(number, nic));
         core.hold_frames(false);
         resumed
     }

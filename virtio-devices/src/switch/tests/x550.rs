@@ -326,8 +326,8 @@ fn a_vlan_tag_moves_to_and_from_descriptors() {
 #[test]
 fn a_spoofed_address_is_dropped_and_counted() {
     let mut card = Card::new();
+    // It counts for the next frame, before the switch has a new table.
     card.write(0x8200, 1);
-    card.settle();
     card.send(0, &frame(mac(3), mac(1), 100));
     assert_eq!((card.frames(2).len(), card.counter(Place::Vf(0), Counter::TxSpoofedMac)), (0, 1));
     card.send(0, &frame(mac(0), mac(1), 100));
