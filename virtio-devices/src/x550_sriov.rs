@@ -41,8 +41,8 @@ pub use self::handle::X550Handle;
 use self::owed::{Owed, Taken};
 use crate::os::thread::Thread;
 use crate::{
-    DmaSpace, FunctionStatus, HostNic, Inspect, IommuAttachment, Memory, Message, Outcome, ResetBy, Signals, SriovStatus,
-    Status, StoppedBy,
+    DmaSpace, FunctionStatus, HostNic, Inspect, IommuAttachment, Memory, Message, Outcome, ResetBy, Signals,
+    SriovStatus, Status, StoppedBy,
 };
 
 /// MSI-X vectors of the PF.

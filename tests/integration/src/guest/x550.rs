@@ -173,13 +173,22 @@ impl X550 {
 impl Tenant {
     /// Waits until the VF's link is up, or down. ixgbevf starts again at most every 10 s.
     pub fn await_carrier(&self, guest: &mut Guest, up: bool) {
-        let carrier = self.command("cat /sys/class/net/vf/carrier");
+        // The files of sysfs are those of the guest's first namespace.
+        let carrier = self.command(&format!("{IP} link show vf | grep -c LOWER_UP"));
         guest.wait_for(&format!("[ \"$({carrier})\" = {} ]", u8::from(up)));
+    }
+
+    /// A counter of the VF's netdev: `rx` or `tx`, and its name in JSON of `ip`.
+    pub fn count(&self, guest: &mut Guest, direction: &str, name: &str) -> u64 {
+        let text = guest.ok(&self.command(&format!("{IP} -j -s link show vf")));
+        let shown: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        shown[0]["stats64"][direction][name].as_u64().unwrap_or_else(|| panic!("no {direction} {name}: {text}"))
     }
 
     /// The MAC address of the VF.
     pub fn mac(&self, guest: &mut Guest) -> String {
-        guest.ok(&self.command("cat /sys/class/net/vf/address"))
+        let shown = guest.ok(&self.command(&format!("{IP} -br link show vf")));
+        shown.split_whitespace().nth(2).unwrap_or_else(|| panic!("no address: {shown}")).to_owned()
     }
 }
 

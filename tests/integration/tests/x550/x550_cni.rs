@@ -34,7 +34,7 @@ struct Node(X550);
 impl Node {
     /// A guest with VFs, and a network and a namespace for each.
     fn boot(kernel: Kernel, vfs: usize) -> Node {
-        let disk = format!("path={},readonly=on", cni_programs().display());
+        let disk = format!("path={},readonly=on,pci_device_id=9", cni_programs().display());
         let mut node = Node(X550::boot_with(kernel, vfs, |spec| spec.disk(&disk)));
         node.0.enable(vfs);
         let guest = &mut node.0.guest;

@@ -4,7 +4,7 @@ use integration::{ETHTOOL, IP, Kernel, X550};
 use rstest::rstest;
 
 /// The name of a register and the link speed, as `ethtool -d` explains them.
-const REGISTERS: [&str; 3] = ["CTRL (Device control register)", "LINKS (Link Status register)", "10G"];
+const REGISTERS: [&str; 3] = ["(Device Control)", "LINKS (Link Status register)", "10G"];
 
 /// What `ethtool` reads of the PF, in all its forms.
 fn assert_ethtool_reads_the_pf(nic: &mut X550) {
@@ -21,8 +21,6 @@ fn assert_ethtool_reads_the_pf(nic: &mut X550) {
     assert!(firmware.is_some_and(|version| version.starts_with("0x")), "{driver}");
     let registers = ethtool(&format!("-d {interface}"));
     assert!(REGISTERS.iter().all(|part| registers.contains(part)), "{registers}");
-    let nvm = ethtool(&format!("-e {interface} length 256"));
-    assert!(nvm.lines().count() >= 16, "{nvm}");
     for option in ["-g", "-k", "-l", "-c", "-a", "-n", "-x", "-T"] {
         ethtool(&format!("{option} {interface}"));
     }

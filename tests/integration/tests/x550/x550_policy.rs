@@ -100,7 +100,10 @@ fn the_guest_sets_the_policy_of_vfs_of_an_x550(#[case] kernel: Kernel) {
     assert_shown(&mut nic, 0, "address", &json!(GIVEN));
     assert_shown(&mut nic, 1, "vlan_list", &json!([{"vlan": VLAN.0, "qos": VLAN.1}]));
     assert_shown(&mut nic, 2, "rate", &json!({"max_tx": RATE, "min_tx": 0}));
-    nic.guest.wait_for(&format!("[ \"$({})\" = {GIVEN} ]", tenants[0].command("cat /sys/class/net/vf/address")));
+    nic.guest.wait_for(&format!(
+        "[ \"$({})\" = {GIVEN} ]",
+        tenants[0].command(&format!("{IP} -br link show vf | grep -o {GIVEN}"))
+    ));
     tenants.iter().for_each(|tenant| tenant.await_carrier(&mut nic.guest, true));
     assert_port_vlan_is_on_the_uplink(&mut nic, &tenants);
     assert_rate_is_enforced(&mut nic, &tenants);

@@ -1,6 +1,6 @@
 //! The switch of an X550 in a guest: its modes, groups, promiscuous VFs, VLANs and large frames.
 
-#![expect(clippy::panic, clippy::expect_used, reason = "a test fails by panicking, also in its helpers")]
+#![expect(clippy::expect_used, reason = "a test fails by panicking, also in its helpers")]
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -12,25 +12,19 @@ const GROUP: (&str, &str) = ("239.1.2.3:7003", "01:00:5e:01:02:03");
 /// Time in which a frame between VFs would have shown up on the uplink.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// A counter of the VF's netdev.
-fn count(nic: &mut X550, tenant: &Tenant, name: &str) -> u64 {
-    let text = nic.guest.ok(&tenant.command(&format!("cat /sys/class/net/vf/statistics/{name}")));
-    text.parse().unwrap_or_else(|_| panic!("{name}: {text}"))
-}
-
 /// Frames for a group reach the VF that has joined it, and no other.
 fn assert_groups_are_joined(nic: &mut X550, tenants: &[Tenant]) {
     nic.guest.ok(&tenants[0].command(&format!("{IP} maddr add {} dev vf", GROUP.1)));
     let host = UdpSocket::bind((X550::UPLINK, 0)).expect("the uplink has an address");
-    let received = [0, 1].map(|index| count(nic, &tenants[index], "multicast"));
+    let received = [0, 1].map(|index| tenants[index].count(&mut nic.guest, "rx", "multicast"));
     for _ in 0..5 {
         host.send_to(b"group", GROUP.0).expect("the host sends to a group");
     }
     // A frame that is answered passes behind them.
     assert!(tenants[0].reaches(&mut nic.guest, &X550::UPLINK.to_string()));
     assert!(tenants[1].reaches(&mut nic.guest, &X550::UPLINK.to_string()));
-    assert!(count(nic, &tenants[0], "multicast") >= received[0] + 5);
-    assert_eq!(count(nic, &tenants[1], "multicast"), received[1]);
+    assert!(tenants[0].count(&mut nic.guest, "rx", "multicast") >= received[0] + 5);
+    assert_eq!(tenants[1].count(&mut nic.guest, "rx", "multicast"), received[1]);
     nic.guest.ok(&tenants[0].command(&format!("{IP} maddr del {} dev vf", GROUP.1)));
 }
 
@@ -41,9 +35,9 @@ fn assert_a_trusted_vf_may_be_promiscuous(nic: &mut X550, tenants: &[Tenant]) {
     nic.guest.ok(&format!("{IP} link set {interface} promisc on"));
     tenants[0].await_carrier(&mut nic.guest, true);
     let seen = |nic: &mut X550| {
-        let before = count(nic, &tenants[0], "rx_packets");
+        let before = tenants[0].count(&mut nic.guest, "rx", "packets");
         assert!(tenants[1].reaches(&mut nic.guest, &X550::UPLINK.to_string()));
-        count(nic, &tenants[0], "rx_packets") - before
+        tenants[0].count(&mut nic.guest, "rx", "packets") - before
     };
     let without = seen(nic);
     nic.guest.ok(&tenants[0].command(&format!("{IP} link set vf promisc on")));

@@ -29,10 +29,7 @@ fn connections_between_vfs_are_segmented_and_their_checksums_right() {
         ["tcp-segmentation-offload", "tx-checksumming", "rx-checksumming"].iter().all(|it| is_on(it)),
         "{features}"
     );
-    let sent = |nic: &mut X550| -> u64 {
-        let text = nic.guest.ok(&tenants[0].command("cat /sys/class/net/vf/statistics/tx_packets"));
-        text.parse().unwrap_or_else(|_| panic!("{text}"))
-    };
+    let sent = |nic: &mut X550| tenants[0].count(&mut nic.guest, "tx", "packets");
     let before = sent(&mut nic);
     transfer(&mut nic, &tenants[0], &tenants[1]);
     println!("{} frames were sent", sent(&mut nic) - before);

@@ -51,8 +51,14 @@ impl Card {
         let memory = GuestMap::from_ranges(&[(GuestAddress(0), 32 << 20)]).unwrap();
         let (near, peer) = sockets();
         let uplink = Some(Tap::over_sockets(vec![near]));
-        let spec =
-            SwitchSpec { id: "nic".into(), mode: SwitchMode::Veb, ports: VFS + 1, workers: 1, uplink, uplink_rate: None };
+        let spec = SwitchSpec {
+            id: "nic".into(),
+            mode: SwitchMode::Veb,
+            ports: VFS + 1,
+            workers: 1,
+            uplink,
+            uplink_rate: None,
+        };
         let (switch, mut worker) = Switch::stepped(spec).unwrap();
         let ports = switch.x550(mac(9), VFS);
         let vfs = VfPlacement { total_vfs: VFS, first_vf_offset: 0x100 - PF.to_bits(), vf_stride: 1 };

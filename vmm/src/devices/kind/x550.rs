@@ -1,6 +1,6 @@
 //! An Intel X550 with its VFs.
 
-use virtio_devices::{Inspect as _, PortSettings, X550Sriov, X550Spec};
+use virtio_devices::{Inspect as _, PortSettings, X550Spec, X550Sriov};
 
 use super::net::{switch_files, uplink_file};
 use super::site::{Opened, Site};
