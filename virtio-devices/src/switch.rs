@@ -52,8 +52,8 @@ use switch_core::SwitchCore;
 use x550_path::X550Path;
 
 pub use mode::SwitchMode;
-pub use x550_path::X550Ports;
 pub use spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
+pub use x550_path::X550Ports;
 
 /// A switch. Clones are the same switch. Its threads end when the last clone and the last port's NIC are dropped.
 #[derive(Clone)]

@@ -1,8 +1,8 @@
 //! The state that a switch's workers share: its ports, its uplink, and its forwarding table.
 
 use std::num::NonZeroU32;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption, Guard};

@@ -26,12 +26,12 @@ use super::rings::x550::{X550Receive, X550Send};
 use super::sender::{PortTx, SendQueue};
 use super::steering::Steering;
 use super::table::PortIndex;
-use crate::{HostNic, RateLimits};
 use crate::device::worker::thread_name;
 use crate::frames::policy::Policy;
 use crate::net::{CarriedNic, NetCounters, NetState, PolicyCell};
 use crate::os::thread::Thread;
 use crate::x550_sriov::{DataPath, X550Handle};
+use crate::{HostNic, RateLimits};
 use host_end::HostEnd;
 use pool_rules::PoolRules;
 

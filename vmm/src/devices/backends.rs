@@ -5,7 +5,9 @@ use virtio_devices::{
     VhostKernel, VhostNet, VhostNetError, VhostUserDevice, VhostUserDeviceSpec, VhostUserError,
 };
 
-use crate::config::{BackendPlan, MissingBackend, NetPlan, NicPlan, Options as _, SwitchPlan, UplinkPlan, VdpaConfig, Vhost};
+use crate::config::{
+    BackendPlan, MissingBackend, NetPlan, NicPlan, Options as _, SwitchPlan, UplinkPlan, VdpaConfig, Vhost,
+};
 use crate::devices::passed_taps::{NicTaps, PassedTaps, TapOf};
 use crate::devices::vhost_user_backends::VhostUserBackends;
 use crate::error_kind::ErrorKind;

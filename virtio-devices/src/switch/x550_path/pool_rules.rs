@@ -4,9 +4,9 @@ use std::num::NonZeroU32;
 
 use x550::{Nic, Place, Pool, Rss, Switching};
 
+use crate::RateLimits;
 use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
 use crate::net::{CarriedNic, Filter, Mode};
-use crate::RateLimits;
 use crate::switch::mode::SwitchMode;
 
 /// VLANs: 0 to 4095.

@@ -7,9 +7,7 @@ use virtio_bindings::virtio_net::{
 use x550::descriptor::{Context, Data};
 
 use crate::frames::net_protocol::MAX_FRAME;
-use crate::frames::net_protocol::header::{
-    self, CSUM_OFFSET, CSUM_START, FLAGS, GSO_SIZE, GSO_TYPE, HDR_LEN, HEADER,
-};
+use crate::frames::net_protocol::header::{self, CSUM_OFFSET, CSUM_START, FLAGS, GSO_SIZE, GSO_TYPE, HDR_LEN, HEADER};
 use crate::net::Counter;
 use crate::switch::frame::offload::Sum;
 
@@ -20,10 +18,8 @@ const ADDRESSES: usize = 12;
 /// The length of a VLAN tag.
 const TAG: usize = 4;
 /// The offloads that a header made here may use.
-const FEATURES: u64 = 1 << VIRTIO_NET_F_CSUM
-    | 1 << VIRTIO_NET_F_HOST_TSO4
-    | 1 << VIRTIO_NET_F_HOST_TSO6
-    | 1 << VIRTIO_NET_F_HOST_USO;
+const FEATURES: u64 =
+    1 << VIRTIO_NET_F_CSUM | 1 << VIRTIO_NET_F_HOST_TSO4 | 1 << VIRTIO_NET_F_HOST_TSO6 | 1 << VIRTIO_NET_F_HOST_USO;
 
 /// Numbers of transport protocols in a context.
 const UDP: u8 = 0;

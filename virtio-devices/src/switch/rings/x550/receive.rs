@@ -87,7 +87,7 @@ impl X550Receive {
 }
 
 impl X550Room<'_, '_> {
-    /// Writes a frame; see [`Room::fill`](crate::switch::receiver::Room::fill). `header` says if its checksums are
+    /// Writes a frame; see [`Room::fill`](crate::switch::rings::Room::fill). `header` says if its checksums are
     /// known to be correct.
     pub(crate) fn fill(
         &mut self,
@@ -139,7 +139,14 @@ impl X550Room<'_, '_> {
         for (n, part) in (1..=needed).zip(frame.chunks(size)) {
             let part_len = u16::try_from(part.len()).unwrap_or(u16::MAX);
             let ends = n == needed;
-            let result = Received { len: part_len, ends, rss_hash, rss_type, vlan: vlan.filter(|_| ends), ..Received::default() };
+            let result = Received {
+                len: part_len,
+                ends,
+                rss_hash,
+                rss_type,
+                vlan: vlan.filter(|_| ends),
+                ..Received::default()
+            };
             let result = if ends { Received { l4_checked: checked, ip_checked: checked, ..result } } else { result };
             if !self.write(part, result)? {
                 tally.count(Counter::RxBadChains);
