@@ -5,6 +5,7 @@
 
 use virtio_devices::X550Model;
 use vm_api::config::error::{ConfigError, Problem};
+use vm_api::config::id::vf_id;
 use vm_api::config::kinds::Ids;
 use vm_api::config::mac::{MacAddress, MacChoice};
 use vm_api::config::net::NetConfig;
@@ -15,7 +16,6 @@ use vm_api::config::net::switch::SwitchMode;
 use vm_api::config::net::vhost::VhostMode;
 use vm_api::config::rate::{BANDWIDTH, OPS};
 
-use crate::config::names::vf_id;
 use crate::config::net::nic::Nic;
 use crate::config::net::switch::{self, SwitchPlan};
 use crate::config::net::{policy, uplink_rate};
