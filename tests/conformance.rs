@@ -13,14 +13,16 @@ use std::path::{Path, PathBuf};
 const CHECKS: RangeInclusive<u8> = 1..=64;
 /// Mistakes of other implementations.
 const PITFALLS: RangeInclusive<u8> = 1..=24;
+/// Rules of the datasheet of an emulated NIC.
+const DATASHEET: RangeInclusive<u8> = 1..=28;
 /// Folders with tests.
-const FOLDERS: [&str; 6] = ["machine", "pci", "src", "tests", "virtio-devices", "vmm"];
+const FOLDERS: [&str; 7] = ["machine", "pci", "src", "tests", "virtio-devices", "vmm", "x550"];
 /// The document with the tables of counts.
 const COUNTED: &str = "docs/conformance.md";
 /// The section that says why some checks have no test.
 const EXCUSED: (&str, &str) = ("docs/sriov.md", "## Checks without a test");
 
-/// `G` or `B`, and a number.
+/// `G`, `B` or `X`, and a number.
 type Number = (char, u8);
 
 fn root() -> &'static Path {
@@ -28,11 +30,12 @@ fn root() -> &'static Path {
 }
 
 fn all() -> Vec<Number> {
-    CHECKS.map(|n| ('G', n)).chain(PITFALLS.map(|n| ('B', n))).collect()
+    let parts = [('G', CHECKS), ('B', PITFALLS), ('X', DATASHEET)];
+    parts.into_iter().flat_map(|(letter, numbers)| numbers.map(move |n| (letter, n))).collect()
 }
 
 fn number(text: &str) -> Option<Number> {
-    let letter = text.chars().next().filter(|letter| matches!(letter, 'G' | 'B'))?;
+    let letter = text.chars().next().filter(|letter| matches!(letter, 'G' | 'B' | 'X'))?;
     let digits = &text[1..];
     let plain = digits.len() <= 2 && digits.bytes().all(|digit| digit.is_ascii_digit());
     plain.then(|| digits.parse().ok()).flatten().map(|n| (letter, n))
@@ -169,9 +172,16 @@ fn every_check_has_a_test_or_a_reason_for_none() {
 fn a_citation_is_numbers_and_a_colon_above_a_test() {
     assert_eq!(citation("    /// G5, B2: locked."), Some(vec![('G', 5), ('B', 2)]));
     assert_eq!(citation("// B12: no pin."), Some(vec![('B', 12)]));
-    for other in
-        ["/// GSI 5: a line", "// G5 and B2: x", "//G5: x", "/// G100: x", "/// G: x", "let g = 5; // G5: x", ""]
-    {
+    for other in [
+        "/// GSI 5: a line",
+        "/// X550: a NIC",
+        "// G5 and B2: x",
+        "//G5: x",
+        "/// G100: x",
+        "/// G: x",
+        "let g = 5; // G5: x",
+        "",
+    ] {
         assert_eq!(citation(other), None, "{other}");
     }
     let test = "/// G1: a.\n#[rstest]\n#[case::b(1)]\nfn c(#[case] d: u8) {\n}\n";

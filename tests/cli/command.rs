@@ -224,8 +224,11 @@ fn a_tap_name_longer_than_15_characters_is_refused() {
 
 #[test]
 fn a_wrong_model_of_a_nic_is_refused_with_those_there_are() {
-    for wrong in ["x540", "igb", "X 550", "virtio-net"] {
-        assert_eq!(malformed("--net", &format!("model={wrong}")), format!("--net model={wrong}: give virtio or x550"));
+    for wrong in ["x710", "igb", "X 550", "virtio-net"] {
+        assert_eq!(
+            malformed("--net", &format!("model={wrong}")),
+            format!("--net model={wrong}: give virtio, x550 or x540")
+        );
     }
     let said = malformed("--net-vf", "pf=n,index=0,model=x550");
     assert_eq!(said, "--net-vf model=x550: unknown key; --help lists those of --net-vf");

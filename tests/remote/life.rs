@@ -63,8 +63,8 @@ fn an_x550_is_added_and_its_vfs_are_left_to_the_guest() {
     let said = vmm.refused(&["set-vf", "x", "3", "--vlan", "5"]);
     assert!(said.contains("pf=x,index=3: the guest owns the functions of an X550"), "{said}");
     assert!(said.ends_with("(status 409)"), "{said}");
-    let said = vmm.misused(&["add-net", "model=x540"]);
-    assert_eq!(said, "ch-remote: --net model=x540: give virtio or x550");
+    let said = vmm.misused(&["add-net", "model=x710"]);
+    assert_eq!(said, "ch-remote: --net model=x710: give virtio, x550 or x540");
 }
 
 #[test]

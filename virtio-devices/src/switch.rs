@@ -53,7 +53,7 @@ use x550_path::X550Path;
 
 pub use mode::SwitchMode;
 pub use spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
-pub use x550_path::X550Ports;
+pub use x550_path::ports::X550Ports;
 
 /// A switch. Clones are the same switch. Its threads end when the last clone and the last port's NIC are dropped.
 #[derive(Clone)]

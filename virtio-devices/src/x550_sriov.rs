@@ -1,4 +1,4 @@
-//! An emulated Intel X550 as one PCI device: a PF and up to 63 VFs around one NIC.
+//! An emulated Intel X550, or X540, as one PCI device: a PF and up to 63 VFs around one NIC.
 //!
 //! SR-IOV itself is in [`PfWithVfs`], and the NIC's registers are in the crate `x550`. This file adds what the two do
 //! not know: eventfds for MSI-X messages, the guest's memory as each function reaches it, and the data path behind the
@@ -33,7 +33,7 @@ use pci::{
     ConfigShape, Device, Dword, DwordWrite, Effects, PfError, PfWithVfs, Placement, PortType, Reach, ResetKind, Rid,
     Role, ShapeError, Sriov, VfIndex, VfPlacement, Window, WindowId,
 };
-use x550::{Mac, Place, TOTAL_VFS, pf_config, vf_config};
+use x550::{Mac, Model, Nic, Place, TOTAL_VFS};
 
 pub use self::data_path::DataPath;
 pub use self::function::X550Function;
@@ -55,6 +55,8 @@ const VF_VECTORS: u16 = 3;
 pub struct X550Spec {
     /// The id of the device, for its threads and messages.
     pub id: String,
+    /// The product that the guest sees.
+    pub model: Model,
     /// The permanent address of the PF.
     pub mac: [u8; 6],
     /// Number of reserved VFs, 0 to 63. With 0 there is no SR-IOV capability.
@@ -76,8 +78,8 @@ pub enum X550Error {
     #[error("mac: not an address that a NIC can have; give one whose first byte is even")]
     Mac,
     /// There are more VFs than the NIC has pools for.
-    #[error("{0} VFs; an X550 has at most {TOTAL_VFS}")]
-    Vfs(u16),
+    #[error("{1} VFs; an {0} has at most {TOTAL_VFS}")]
+    Vfs(Model, u16),
     /// The placement is for another number of VFs.
     #[error("{vfs} VFs at a place that reserves {reserved}")]
     Count {
@@ -98,9 +100,9 @@ pub enum X550Error {
 }
 
 /// The configuration space of the PF; without SR-IOV if there is no place for VFs.
-fn pf_shape(mac: Mac, placement: Placement) -> ConfigShape {
+fn pf_shape(model: Model, mac: Mac, placement: Placement) -> ConfigShape {
     let nowhere = VfPlacement { total_vfs: 0, first_vf_offset: 0, vf_stride: 0 };
-    let shape = pf_config(placement.rid, mac, placement.vfs.unwrap_or(nowhere), PortType::default());
+    let shape = model.pf_config(placement.rid, mac, placement.vfs.unwrap_or(nowhere), PortType::default());
     if placement.vfs.is_some() { shape } else { ConfigShape { role: Role::Plain, ..shape } }
 }
 
@@ -135,21 +137,22 @@ impl X550Sriov {
         memory: &Memory,
         path: Arc<dyn DataPath>,
     ) -> Result<Self, X550Error> {
-        let X550Spec { id, mac, total_vfs } = spec;
+        let X550Spec { id, model, mac, total_vfs } = spec;
         let reserved = placement.vfs.map_or(0, |vfs| vfs.total_vfs);
         if mac[0] & 1 != 0 || mac == [0; 6] {
             return Err(X550Error::Mac);
         }
         if total_vfs > TOTAL_VFS {
-            return Err(X550Error::Vfs(total_vfs));
+            return Err(X550Error::Vfs(model, total_vfs));
         }
         if total_vfs != reserved {
             return Err(X550Error::Count { vfs: total_vfs, reserved });
         }
         let (mac, memory) = (Mac(mac), DmaSpace::from(memory.clone()));
-        let (pf, vf) = (pf_shape(mac, placement), vf_config(PortType::default()));
+        let (pf, vf) = (pf_shape(model, mac, placement), model.vf_config(PortType::default()));
         let vectors = std::iter::once(PF_VECTORS).chain((0..total_vfs).map(|_| VF_VECTORS));
-        let nic = X550Handle::new(id, mac, vectors, &memory).map_err(X550Error::Eventfd)?;
+        let nic = X550Handle::new(id, Nic::with_model(model, mac), vectors, &memory);
+        let nic = nic.map_err(X550Error::Eventfd)?;
         let owed = Owed::new(nic, total_vfs);
         let pf = X550Function::new(Place::Pf, placement.rid, pf, &owed)?;
         let functions = match placement.vfs {

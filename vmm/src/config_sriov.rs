@@ -97,8 +97,8 @@ impl NetPlan {
 
 impl AnyNic {
     fn new(pool: &Pool<'_>, names: Names, root: Option<RootBus>) -> Self {
-        if x550::is_x550(pool.pf) {
-            return Self::X550(X550Plan { root, ..X550Plan::new(pool.pf, names.pf.id, names.pf.mac) });
+        if let Some(model) = x550::model(pool.pf) {
+            return Self::X550(X550Plan { root, ..X550Plan::new(model, pool.pf, names.pf.id, names.pf.mac) });
         }
         Self::Virtio(NetPlan::new(pool, names, root))
     }

@@ -52,6 +52,7 @@ mod tests {
         (data, seen)
     }
 
+    /// X3: dwords.
     #[test]
     fn a_read_touches_each_dword_once() {
         assert_eq!(reading(8, 4), (vec![8, 9, 10, 11], vec![8]));

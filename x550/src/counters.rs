@@ -107,6 +107,7 @@ mod tests {
         u32::from_le_bytes(data)
     }
 
+    /// X24: statistics.
     #[test]
     fn a_statistic_stops_at_its_largest_value_and_a_read_clears_it() {
         let mut nic = Nic::new(Mac::default());
@@ -131,6 +132,7 @@ mod tests {
         }
     }
 
+    /// X24: statistics.
     #[test]
     fn a_counter_of_a_vf_wraps_and_both_functions_read_it() {
         let mut nic = Nic::new(Mac::default());

@@ -173,6 +173,7 @@ mod tests {
         dwords.map(u32::to_le_bytes).concat().try_into().unwrap()
     }
 
+    /// X25: transmit descriptors.
     #[test]
     fn a_context_has_the_lengths_of_the_headers() {
         let parsed = Transmit::parse(&bytes([7 << 16 | 14 << 9 | 20, 0, 1 << 29 | 2 << 20 | 1 << 11 | 1 << 10, {
@@ -183,6 +184,7 @@ mod tests {
         assert_eq!(parsed, Transmit::Context(expected));
     }
 
+    /// X25: transmit descriptors.
     #[test]
     fn each_bit_of_a_data_descriptor_has_its_field() {
         let plain = 1 << 29 | 3 << 20;
@@ -215,6 +217,7 @@ mod tests {
         }
     }
 
+    /// X26: receive descriptors.
     #[test]
     fn each_field_of_a_result_has_its_bits() {
         let none = Received::default();

@@ -125,6 +125,7 @@ mod tests {
         [3, 4].map(|n| firmware.peek(spec::FLEX_MNG + 4 * n))
     }
 
+    /// X6: flash.
     #[test]
     fn shadow_ram_is_read_from_the_fourth_dword_on() {
         let mut firmware = HostInterface::new(Model::X550);

@@ -104,6 +104,7 @@ mod tests {
         phy.peek(spec::MSRWD) >> 16
     }
 
+    /// X7: PHY.
     #[test]
     fn constant_registers_identify_the_phy() {
         let mut phy = Phy::default();

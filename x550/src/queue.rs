@@ -140,6 +140,7 @@ impl TransmitQueue {
 mod tests {
     use super::*;
 
+    /// X27: rings.
     #[test]
     fn descriptors_from_head_to_tail_are_available() {
         for (len, head, tail, expected) in [
@@ -157,6 +158,7 @@ mod tests {
         }
     }
 
+    /// X27: rings.
     #[test]
     fn each_tail_is_the_doorbell_of_its_queue() {
         for queue in 0..QUEUES {

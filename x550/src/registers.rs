@@ -112,6 +112,7 @@ mod tests {
         assert_eq!(registers.get(0xa204), 0x8000_0100, "the permanent address");
     }
 
+    /// X2: bits that software can write.
     #[test]
     fn software_writes_the_bits_of_the_mask() {
         for row in rows() {

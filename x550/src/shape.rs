@@ -134,6 +134,7 @@ mod tests {
         found
     }
 
+    /// X28: configuration space.
     #[test]
     fn the_pf_has_its_capabilities_where_drivers_read_them() {
         let pf = pf(endpoint());
@@ -155,6 +156,7 @@ mod tests {
         assert_eq!(capabilities(&pf(PortType::RcIntegratedEndpoint)), expected);
     }
 
+    /// X28: configuration space.
     #[test]
     fn an_x540_differs_in_its_identity_alone() {
         let vfs = VfPlacement { total_vfs: TOTAL_VFS, first_vf_offset: 0x100, vf_stride: 1 };
@@ -165,6 +167,7 @@ mod tests {
         assert!(ConfigSpace::new(Model::X540.vf_config(endpoint())).is_ok());
     }
 
+    /// X28: configuration space.
     #[test]
     fn a_vf_has_three_vectors_and_no_power_state() {
         let vf = ConfigSpace::new(vf_config(endpoint())).unwrap();

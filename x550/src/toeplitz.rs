@@ -56,6 +56,7 @@ mod tests {
         Toeplitz::new(&VERIFICATION_KEY).of(addresses.iter().chain(&ports))
     }
 
+    /// X21: RSS.
     #[test]
     fn published_results_of_ipv4_are_reproduced() {
         for (destination, to, source, from, addresses, with_ports) in [
@@ -71,6 +72,7 @@ mod tests {
         }
     }
 
+    /// X21: RSS.
     #[test]
     fn published_results_of_ipv6_are_reproduced() {
         for (destination, to, source, from, addresses, with_ports) in [

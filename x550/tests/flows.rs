@@ -90,6 +90,7 @@ fn action(nic: &Nic, rule: Match, protocol: u8) -> Option<FlowAction> {
     nic.flows().match_frame(&Key::of(&frame(rule, protocol)).unwrap())
 }
 
+/// X23: flow director.
 #[test]
 fn a_rule_sends_its_frames_to_a_queue_or_drops_them() {
     for (command, expected) in [
@@ -107,6 +108,7 @@ fn a_rule_sends_its_frames_to_a_queue_or_drops_them() {
     }
 }
 
+/// X23: flow director.
 /// Field that differs: masked or not, x matches.
 #[test]
 fn each_mask_removes_its_field_from_the_comparison() {
@@ -226,6 +228,7 @@ fn the_lowest_index_wins_among_equal_rules() {
     assert_eq!((action(&nic, ANY, 6), nic.flow_rules()), (Some(FlowAction::Queue(51)), 1), "updated");
 }
 
+/// X23: flow director.
 #[test]
 fn at_most_2048_rules_have_room() {
     let mut nic = ready();

@@ -30,6 +30,7 @@ fn ready() -> Nic {
     nic
 }
 
+/// X9: causes and masks.
 #[test]
 fn masks_are_set_and_cleared_bit_by_bit() {
     let mut nic = Nic::new(MAC);
@@ -58,6 +59,7 @@ fn auto_registers_are_stored_in_both_of_their_places() {
     assert_eq!(peek(&nic, PF, 0xad0), 0x8000_0001);
 }
 
+/// X9: causes and masks.
 #[test]
 fn a_read_of_the_cause_clears_it_and_a_write_clears_its_bits() {
     let mut nic = Nic::new(MAC);
@@ -68,6 +70,7 @@ fn a_read_of_the_cause_clears_it_and_a_write_clears_its_bits() {
     assert_eq!(read(&mut nic, PF, EICR), 0);
 }
 
+/// X11: IVAR.
 #[test]
 fn other_causes_have_the_vector_of_ivar_misc() {
     let mut nic = ready();
@@ -85,6 +88,7 @@ fn other_causes_have_the_vector_of_ivar_misc() {
     assert_eq!(peek(&nic, PF, EICR) & LSC, LSC);
 }
 
+/// X10: EIAM, EIAC, GPIE.
 #[test]
 fn other_causes_mask_and_clear_themselves_if_told_to() {
     let mut nic = ready();
@@ -95,6 +99,7 @@ fn other_causes_mask_and_clear_themselves_if_told_to() {
     assert_eq!((peek(&nic, PF, EICR), peek(&nic, PF, EIMS)), (0, MAILBOX));
 }
 
+/// X11: IVAR.
 #[test]
 fn a_queue_has_the_vector_of_its_byte_of_ivar() {
     let mut nic = Nic::new(MAC);
@@ -118,6 +123,7 @@ fn a_queue_has_the_vector_of_its_byte_of_ivar() {
     }
 }
 
+/// X10: EIAM, EIAC, GPIE.
 #[test]
 fn a_vector_masks_itself_and_waits_for_its_enable() {
     let mut nic = ready();
@@ -134,6 +140,7 @@ fn a_vector_masks_itself_and_waits_for_its_enable() {
     }
 }
 
+/// X10: EIAM, EIAC, GPIE.
 #[test]
 fn without_eiame_a_vector_stays_enabled() {
     let mut nic = ready();
@@ -171,6 +178,7 @@ fn intervals_are_in_microseconds() {
     assert_eq!((nic.interval(PF, 128), nic.interval(Place::Vf(3), 3), nic.interval(Place::Vf(99), 0)), (0, 0, 0));
 }
 
+/// X12: vectors of a VF.
 #[test]
 fn a_vf_has_three_vectors_of_its_own() {
     let (mut nic, vf) = (nic(), Place::Vf(1));
@@ -201,6 +209,7 @@ fn a_vf_has_three_vectors_of_its_own() {
     assert_eq!((peek(&nic, vf, 0x108), peek(&nic, vf, 0x10c)), (0, 0));
 }
 
+/// X12: vectors of a VF.
 #[test]
 fn a_vector_beyond_the_third_of_a_vf_is_never_sent() {
     let (mut nic, vf) = (nic(), Place::Vf(0));

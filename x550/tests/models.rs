@@ -20,6 +20,7 @@ fn a_new_nic_is_an_x550_unless_told_otherwise() {
     assert_eq!(nic.model(), Model::X540);
 }
 
+/// X6: flash.
 #[test]
 fn the_driver_of_an_x540_reads_a_valid_checksum() {
     let mut nic = x540();
@@ -43,6 +44,7 @@ fn an_x550_has_no_register_of_an_x540_alone() {
     }
 }
 
+/// X22: RSS of pools.
 /// Offset, read back after all-ones: X550, X540.
 #[test]
 fn registers_of_rss_per_pool_are_those_of_an_x550() {
@@ -55,6 +57,7 @@ fn registers_of_rss_per_pool_are_those_of_an_x550() {
     }
 }
 
+/// X7: PHY.
 #[test]
 fn the_phy_of_each_model_has_its_identifier() {
     for (model, id) in [(Model::X550, 0x0221), (Model::X540, 0x0200)] {

@@ -5,6 +5,7 @@ mod common;
 use common::{MAC, PF, effects, nic, peek, read, stored, write};
 use x550::{Nic, Place};
 
+/// X1: their values after a reset.
 /// Offset, a value after power-on.
 #[test]
 fn registers_have_their_values_after_a_reset() {
@@ -71,6 +72,7 @@ fn writes_have_their_effect_at_once() {
     }
 }
 
+/// X2: bits that software can write.
 /// Patterns of `ethtool -t`: offset of the first register, registers, bytes between them, writable bits, read bits.
 #[test]
 fn storage_has_true_masks() {
@@ -109,6 +111,7 @@ fn disabling_the_master_is_seen_in_status() {
     assert_eq!(read(&mut nic, PF, 8), 5 << 10 | 1 << 18);
 }
 
+/// X5: semaphores.
 #[test]
 fn the_semaphore_is_set_by_a_read_and_cleared_by_a_write() {
     let mut nic = Nic::new(MAC);
@@ -122,6 +125,7 @@ fn the_semaphore_is_set_by_a_read_and_cleared_by_a_write() {
     assert_eq!(peek(&nic, PF, 0x10140), 0, "a write does not take it");
 }
 
+/// X8: link.
 #[test]
 fn the_link_interrupts_and_survives_every_reset() {
     let mut nic = Nic::new(MAC);
@@ -137,6 +141,7 @@ fn the_link_interrupts_and_survives_every_reset() {
     assert_eq!((peek(&nic, PF, 0x42a4), peek(&nic, PF, 0x800)), (0, 1 << 20));
 }
 
+/// X4: what a reset keeps.
 #[test]
 fn a_device_reset_keeps_phy_semaphores_and_firmware() {
     let mut nic = nic();
@@ -152,6 +157,7 @@ fn a_device_reset_keeps_phy_semaphores_and_firmware() {
     assert_eq!(peek(&nic, PF, 0x5404), 0x8000_0302);
 }
 
+/// X4: what a reset keeps.
 #[test]
 fn power_on_and_function_level_reset_reset_everything() {
     let mut nic = nic();
@@ -164,6 +170,7 @@ fn power_on_and_function_level_reset_reset_everything() {
     assert_eq!(nic, new);
 }
 
+/// X6: flash.
 #[test]
 fn the_driver_reads_a_valid_checksum() {
     let mut nic = Nic::new(MAC);
@@ -237,6 +244,7 @@ fn effects_name_what_a_write_may_change() {
     }
 }
 
+/// X3: dwords.
 #[test]
 fn narrow_and_misaligned_writes_are_dropped() {
     let mut nic = Nic::new(MAC);

@@ -40,6 +40,7 @@ fn with(offload: u32) -> Pool {
     nic.pool(2)
 }
 
+/// X16: filters.
 /// Each bit of VMOLR x destination x tag. Rows: bits, and the destinations that they let in.
 #[test]
 fn each_offload_bit_lets_in_its_frames() {
@@ -73,6 +74,7 @@ fn each_offload_bit_lets_in_its_frames() {
     }
 }
 
+/// X16: filters.
 #[test]
 fn filters_of_the_nic_limit_those_of_a_pool() {
     let all = UPE | VPE | AUPE | ROMPE | ROPE | BAM | MPE;
@@ -93,6 +95,7 @@ fn filters_of_the_nic_limit_those_of_a_pool() {
     assert!(!filtered.has_vlan(7) && filtered.accepts(Destination::Own, None), "VLNCTRL.VFE, an empty VFTA");
 }
 
+/// X16: filters.
 #[test]
 fn vlans_are_the_entries_of_the_pool_that_pass_the_filter() {
     let mut nic = ready();
@@ -111,6 +114,7 @@ fn vlans_are_the_entries_of_the_pool_that_pass_the_filter() {
     assert!(nic.pool(63).has_vlan(4095), "the last entry, VLAN and pool");
 }
 
+/// X16: filters.
 #[test]
 fn a_pool_has_the_valid_addresses_that_select_it() {
     let mut nic = ready();
@@ -144,6 +148,7 @@ fn an_address_is_classified_by_tables_and_their_hash() {
     assert_eq!(destination(&nic, MAC), Destination::Own);
 }
 
+/// X18: VMVIR and QDE.
 #[test]
 fn a_port_vlan_is_one_that_is_always_inserted() {
     for (register, expected) in [
@@ -160,6 +165,7 @@ fn a_port_vlan_is_one_that_is_always_inserted() {
     }
 }
 
+/// X18: VMVIR and QDE.
 #[test]
 fn hiding_the_vlan_is_a_bit_of_the_pools_queues() {
     let mut nic = ready();
@@ -171,6 +177,7 @@ fn hiding_the_vlan_is_a_bit_of_the_pools_queues() {
     assert!(nic.pool(2).hides_vlan && !nic.pool(1).hides_vlan);
 }
 
+/// X17: spoof checks.
 #[test]
 fn spoof_checks_are_three_bits_of_each_pool() {
     for (bit, checks) in [(2, [true, false, false]), (10, [false, true, false]), (18, [false, false, true])] {
@@ -181,6 +188,7 @@ fn spoof_checks_are_three_bits_of_each_pool() {
     }
 }
 
+/// X19: rates.
 #[test]
 fn a_rate_is_a_fraction_of_the_links_speed() {
     let limited = |register: u32, queues: std::ops::Range<u32>| {
@@ -204,6 +212,7 @@ fn a_rate_is_a_fraction_of_the_links_speed() {
     assert_eq!(limited(0x8005_0000, 8..11), None, "a queue without a limit");
 }
 
+/// X15: queues of a pool.
 #[test]
 fn the_pools_share_the_queues_evenly() {
     for (mode, pools, queues) in [(1, 16, 8), (2, 32, 4), (3, 64, 2)] {
@@ -233,6 +242,7 @@ fn without_virtualization_the_nic_is_one_pool() {
     assert_eq!((switching.pools, switching.is_veb, switching.default_pool), (1, false, Some(0)));
 }
 
+/// X20: switch.
 #[test]
 fn the_switch_has_a_mode_a_default_and_replication() {
     let mut nic = ready();
@@ -248,6 +258,7 @@ fn the_switch_has_a_mode_a_default_and_replication() {
     assert!(nic.pool(2).reflects && !nic.pool(3).reflects);
 }
 
+/// X20: switch.
 #[test]
 fn each_mirror_rule_copies_what_its_bits_select() {
     let none = Mirror { to: 5, pools: 0, vlans: Vec::new(), from_uplink: false, to_uplink: false };

@@ -61,6 +61,7 @@ fn alone(model: Model, command: u32, queues: u32) -> Nic {
     nic
 }
 
+/// X21: RSS.
 #[test]
 fn each_type_of_frame_has_its_hash_and_its_number() {
     let (tcp4, ip4, tcp6, ip6) = (0x51cc_c178, 0x323e_8fc2, 0x4020_7d3d, 0x2cc1_8cd5);
@@ -102,6 +103,7 @@ fn frames_without_headers_are_for_queue_0() {
     assert_eq!(rss.queue_of(&tagged), rss.queue_of(&ipv4(6, 0)), "a tag does not change the hash");
 }
 
+/// X21: RSS.
 /// MRQC, pool mode, virtualization: model, and the queue of a frame with hash 51CCC178h.
 #[test]
 fn each_mode_of_the_nic_has_its_queues() {
@@ -162,6 +164,7 @@ fn own(nic: &mut Nic, index: u16, command: u32, queues: u8) {
     write(nic, vf, 0x3000, command);
 }
 
+/// X22: RSS of pools.
 #[test]
 fn a_vf_of_an_x550_has_rss_of_its_own() {
     let mut nic = nic();
@@ -181,6 +184,7 @@ fn a_vf_of_an_x550_has_rss_of_its_own() {
     assert_eq!(nic.rss(1000), nic.rss(63), "no such pool");
 }
 
+/// X22: RSS of pools.
 #[test]
 fn the_vfs_of_an_x540_share_the_rss_of_the_pf() {
     let mut nic = Nic::with_model(Model::X540, MAC);

@@ -45,6 +45,7 @@ fn a_vf_sees_the_registers_of_its_pool() {
     }
 }
 
+/// X15: queues of a pool.
 #[test]
 fn a_vf_has_the_queues_of_its_pool_alone() {
     for (mode, per_pool) in [(0u32, 0u16), (1, 8), (2, 4), (3, 2)] {
@@ -89,6 +90,7 @@ fn constant_and_absent_registers_of_a_vf_read_zero() {
     }
 }
 
+/// X13: mailbox.
 #[test]
 fn both_functions_have_the_same_buffer() {
     let mut nic = nic();
@@ -102,6 +104,7 @@ fn both_functions_have_the_same_buffer() {
     assert_eq!(stored(&mut nic, PF, 0x13000 + 64 * 63, 1), 0, "there is no VF 63");
 }
 
+/// X13: mailbox.
 #[test]
 fn the_lock_is_visible_in_the_next_read() {
     let mut nic = nic();
@@ -117,6 +120,7 @@ fn the_lock_is_visible_in_the_next_read() {
     assert_eq!(stored(&mut nic, PF, 0x4b00 + 4 * 63, 8), 0, "there is no VF 63");
 }
 
+/// X13: mailbox.
 #[test]
 fn a_message_of_a_vf_reaches_the_pf() {
     for (index, register, bit) in [(0, 0x710, 0), (15, 0x710, 15), (16, 0x714, 0), (62, 0x71c, 14)] {
@@ -134,6 +138,7 @@ fn a_message_of_a_vf_reaches_the_pf() {
     }
 }
 
+/// X13: mailbox.
 #[test]
 fn a_message_of_the_pf_reaches_its_vf() {
     let (mut nic, vf) = (nic(), Place::Vf(3));
@@ -153,6 +158,7 @@ fn a_message_of_the_pf_reaches_its_vf() {
     assert_eq!(read(&mut nic, Place::Vf(2), VFMAILBOX) & 0x10, 0x10);
 }
 
+/// X14: resets.
 #[test]
 fn the_reset_of_the_pf_is_seen_until_it_is_done() {
     let mut nic = Nic::new(MAC);
@@ -169,6 +175,7 @@ fn the_reset_of_the_pf_is_seen_until_it_is_done() {
     assert_eq!(read(&mut nic, vf, VFMAILBOX), 0x40);
 }
 
+/// X14: resets.
 /// VFCTRL.RST and a function level reset do the same.
 #[test]
 fn a_reset_of_a_vf_clears_its_part_and_tells_the_pf() {
@@ -208,6 +215,7 @@ fn a_reset_of_a_vf_clears_its_part_and_tells_the_pf() {
     }
 }
 
+/// X14: resets.
 #[test]
 fn the_upper_vfs_have_registers_of_their_own_for_resets() {
     let mut nic = nic();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
-use x550::{Direction, Effects, Mac, Nic, Place};
+use x550::{Direction, Effects, Nic, Place};
 
 use super::vectors::Vectors;
 use crate::DmaSpace;
@@ -46,19 +46,19 @@ impl fmt::Debug for X550Handle {
 }
 
 impl X550Handle {
-    /// The NIC of the device `id` at power-on. `vectors` are the numbers of MSI-X vectors of the PF and of each VF.
+    /// `nic` of the device `id`, at power-on. `vectors` are the numbers of MSI-X vectors of the PF and of each VF.
     ///
     /// # Errors
     ///
     /// Fails if the host has no file descriptor for a vector.
-    pub(super) fn new(id: String, mac: Mac, vectors: impl Iterator<Item = u16>, memory: &DmaSpace) -> io::Result<Self> {
+    pub(super) fn new(id: String, nic: Nic, vectors: impl Iterator<Item = u16>, memory: &DmaSpace) -> io::Result<Self> {
         let part = |count| {
             let vectors = Vectors::new(count)?;
             let (is_master, is_held) = (AtomicBool::new(false), AtomicBool::new(false));
             Ok(Part { vectors, memory: Mutex::new(memory.clone()), is_master, is_held })
         };
         let parts = vectors.map(part).collect::<io::Result<_>>()?;
-        Ok(Self(Arc::new(Inner { id, nic: Mutex::new(Nic::new(mac)), parts, is_paused: AtomicBool::new(false) })))
+        Ok(Self(Arc::new(Inner { id, nic: Mutex::new(nic), parts, is_paused: AtomicBool::new(false) })))
     }
 
     /// The id of the device.

@@ -4,7 +4,7 @@
 //! are in the PF's. There is no virtio transport: its part of a function's state holds the pending vectors alone.
 
 use pci::{Device, Function, ResetKind, VfIndex};
-use x550::Owner;
+use x550::{Owner, RestoreError};
 
 use super::X550Sriov;
 use super::function::X550Function;
@@ -12,9 +12,6 @@ use crate::state::{
     DeviceSpecific, DeviceState, FunctionState, STATE_VERSION, StateError, ToldState, TransportState, VectorState,
     VfState, VfsState,
 };
-
-/// In place of a virtio device type, of which none is as high: the Device ID of the PF.
-const DEVICE_TYPE: u16 = 0x1563;
 
 fn in_vf(index: u16, error: StateError) -> StateError {
     StateError::Vf { index: VfIndex(index), error: Box::new(error) }
@@ -70,10 +67,15 @@ impl X550Sriov {
         Ok(DeviceState {
             version: STATE_VERSION,
             rid: pf.rid().to_bits(),
-            device_type: DEVICE_TYPE,
+            device_type: self.device_type(),
             function: pf.save(DeviceSpecific::X550(Box::new(nic)), Some(self.told())),
             vfs: self.place().map(|place| VfsState { changed, ..place }),
         })
+    }
+
+    /// The Device ID of the PF, in place of a virtio device type. None of those is as high.
+    fn device_type(&self) -> u16 {
+        self.nic().lock().model().devices()[0]
     }
 
     /// The permanent address, which a driver reads once.
@@ -127,7 +129,11 @@ impl X550Sriov {
             return Err(StateError::Version(*version));
         }
         let DeviceSpecific::X550(nic) = &function.device else { return Err(StateError::Shape("device types")) };
-        if *device_type != DEVICE_TYPE {
+        let model = self.nic().lock().model();
+        if nic.model != model {
+            return Err(RestoreError::Model(nic.model, model).into());
+        }
+        if *device_type != self.device_type() {
             return Err(StateError::Shape("device types"));
         }
         if *rid != self.functions.rid().to_bits() {

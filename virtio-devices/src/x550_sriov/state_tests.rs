@@ -164,10 +164,10 @@ const HOSTILE: [Hostile; 21] = [
         },
         "VF 62: saved state with an impossible value in what is reset while no driver can see it",
     ),
-    (|state| nic(state).vfs.truncate(62), "saved state of an X550 with another number of VFs"),
+    (|state| nic(state).vfs.truncate(62), "saved state of a NIC with another number of VFs"),
     (
         |state| nic(state).registers.push((0x30000, 1)),
-        "saved state of an X550 with an impossible value in offsets of registers",
+        "saved state of a NIC with an impossible value in offsets of registers",
     ),
 ];
 
@@ -189,6 +189,21 @@ fn a_hostile_state_is_refused_and_leaves_the_device_fresh() {
         assert_eq!(path.running(), []);
         device.resume();
         assert!(path.running().is_empty() && !is_up(&device, None));
+    }
+}
+
+#[test]
+fn the_state_of_another_model_is_refused() {
+    for (from, to, expected) in [
+        (Model::X550, Model::X540, "saved state of an X550; this NIC is an X540"),
+        (Model::X540, Model::X550, "saved state of an X540; this NIC is an X550"),
+    ] {
+        let mut state = save(&mut model(from, 4).0);
+        assert_eq!(model(to, 4).0.restore(&state).unwrap_err().to_string(), expected);
+        model(from, 4).0.restore(&state).unwrap();
+        // A state whose parts are of different models is that of neither.
+        state.device_type = to.devices()[0];
+        assert!(matches!(model(from, 4).0.restore(&state), Err(StateError::Shape("device types"))));
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use pci::{BarIndex, Effects};
-use x550::{Direction, Doorbell, MSIX_BAR, Nic, REGISTERS_BAR, VF_MSIX_BAR};
+use x550::{Direction, Doorbell, MSIX_BAR, Model, Nic, REGISTERS_BAR, VF_MSIX_BAR};
 
 use super::*;
 use crate::testing::{Hosted, memory};
@@ -117,13 +117,19 @@ fn placement(total_vfs: u16) -> Placement {
 }
 
 fn spec(total_vfs: u16) -> X550Spec {
-    X550Spec { id: "nic".to_string(), mac: MAC, total_vfs }
+    X550Spec { id: "nic".to_string(), model: Model::X550, mac: MAC, total_vfs }
 }
 
 /// An X550 at power-on, and its data path.
 fn device(total_vfs: u16) -> (Card, Arc<NoPath>) {
+    model(Model::X550, total_vfs)
+}
+
+/// A NIC of any model at power-on, and its data path.
+fn model(model: Model, total_vfs: u16) -> (Card, Arc<NoPath>) {
     let path = Arc::new(NoPath::default());
-    let device = X550Sriov::new(spec(total_vfs), placement(total_vfs), &memory(), path.clone()).unwrap();
+    let spec = X550Spec { model, ..spec(total_vfs) };
+    let device = X550Sriov::new(spec, placement(total_vfs), &memory(), path.clone()).unwrap();
     (Hosted::new(device), path)
 }
 

@@ -40,3 +40,8 @@ pub(super) fn choose(given: Vec<(&str, Vec<Option<&str>>)>) -> Vec<Vec<String>> 
     };
     given.iter().map(of_kind).collect()
 }
+
+/// The name of VF `index` of the NIC `nic`.
+pub fn vf_id(nic: &str, index: u16) -> String {
+    format!("{nic}v{index}")
+}

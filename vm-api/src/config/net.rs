@@ -67,10 +67,10 @@ pub struct NetConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(limits = ID)]
     pub id: Option<String>,
-    /// NIC that the guest sees: virtio, or x550, an Intel X550 with up to 63 VFs that the guest's ixgbe driver
-    /// configures. An X550 always has a switch, whose uplink is the tap or fd given here, and takes no key that the
-    /// guest decides (docs/guide/x550.md).
-    #[option("model=virtio|x550", default = NicModel::Virtio)]
+    /// NIC that the guest sees: virtio, or x550 or x540, an Intel X550 or X540 with up to 63 VFs that the guest's
+    /// ixgbe driver configures. These always have a switch, whose uplink is the tap or fd given here, and take no key
+    /// that the guest decides (docs/guide/x550.md).
+    #[option("model=virtio|x550|x540", default = NicModel::Virtio)]
     #[serde(skip_serializing_if = "NicModel::is_virtio")]
     pub model: NicModel,
     /// Carrier of the packets on the host.
@@ -151,7 +151,7 @@ pub struct NetConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uplink_rate: Option<u32>,
     /// Number of SR-IOV virtual functions (VFs) to reserve, up to 32512. The guest enables them through sriov_numvfs.
-    /// With model=x550, up to 63.
+    /// With model=x550 or x540, up to 63.
     #[option("sriov_vfs=<number>")]
     #[schema(maximum = 32_512)]
     pub sriov_vfs: u16,

@@ -9,7 +9,7 @@ use virtio_devices::check_interface_name;
 
 use crate::config::net::pool::Pool;
 use vm_api::config::error::{ConfigError, Problem};
-use vm_api::config::id::check_id;
+use vm_api::config::id::{check_id, vf_id};
 use vm_api::config::mac::{MacAddress, MacChoice};
 use vm_api::config::net::NetConfig;
 use vm_api::config::net::backend::BackendConfig;
@@ -86,11 +86,6 @@ fn in_use(subject: String, what: String, user: String, remedy: &str) -> ConfigEr
 
 const EACH_ITS_OWN: &str = "give each NIC and each VF its own";
 const GIVE_BY_NET_VF: &str = "give the VF another by --net-vf";
-
-/// The name of VF `index` of the NIC `nic`.
-pub(crate) fn vf_id(nic: &str, index: u16) -> String {
-    format!("{nic}v{index}")
-}
 
 /// Checks the ids of the NICs: well formed, and different from each other and from those of VFs.
 fn check_ids(pools: &[Pool<'_>]) -> Result<(), ConfigError> {

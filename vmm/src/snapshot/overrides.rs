@@ -126,8 +126,9 @@ pub(crate) fn allow_missing(
     });
     let x550s = planned.plan().devices.iter().filter_map(DevicePlan::x550);
     if let Some(x550) = x550s.into_iter().find(|x550| down(&x550.id, None)) {
-        let what = "an X550's link follows its uplink; give it another tap (tap=), or leave it out";
-        return Err(format!("backends {}@link=down: {what}", x550.id));
+        let (id, model) = (&x550.id, x550.model);
+        let what = format!("an {model}'s link follows its uplink; give it another tap (tap=), or leave it out");
+        return Err(format!("backends {id}@link=down: {what}"));
     }
     for (id, vf) in functions.collect::<Vec<_>>() {
         let Some(nic) = planned.nic_mut(&id, vf) else { continue };

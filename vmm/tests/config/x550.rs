@@ -1,6 +1,6 @@
-//! `--net model=x550`: its plan, and each key that it refuses.
+//! `--net model=x550` and `model=x540`: its plan, and each key that it refuses.
 
-use vmm::config::{DeviceKind, PlannedVm, UplinkPlan, VmConfig, VmPlan, X550Plan};
+use vmm::config::{DeviceKind, NetConfig, PlannedVm, UplinkPlan, VmConfig, VmPlan, X550Plan};
 
 use crate::vm;
 
@@ -60,8 +60,35 @@ fn an_x550_is_a_device_among_the_others() {
 }
 
 #[test]
+fn an_x540_is_planned_and_refused_as_an_x550() {
+    let keys = "tap=up0,mac=02:00:00:00:00:01,sriov_vfs=63";
+    let [older, newer] = ["x540", "x550"].map(|model| x550(&format!("id=n,model={model},{keys}")));
+    assert_eq!([older.model, newer.model].map(|model| model.to_string()), ["X540", "X550"]);
+    assert_eq!(older, X550Plan { model: older.model, ..newer });
+    for (keys, key, said) in [
+        ("sriov_vfs=64", "sriov_vfs=64", "an X540 has at most 63 VFs; reserve fewer"),
+        ("mac=any", "mac=any", "an X540 has one permanent address; give that, or leave mac out to have one chosen"),
+        (
+            "mtu=9000",
+            "mtu=9000",
+            "the guest's driver sets the MTU of an X540; leave mtu out, and set that of the uplink on the host",
+        ),
+    ] {
+        assert_eq!(planned(&format!("id=n,model=x540,{keys}")).unwrap_err(), format!("--net id=n,{key}: {said}"));
+    }
+    for keys in ["queue_size=512", "switch=veb", "vhost=on", "vlan=5", "max_tx_rate=9", "bw_size=9,bw_refill_time=100"]
+    {
+        let refusals = ["x540", "x550"].map(|model| planned(&format!("id=n,model={model},tap=t,{keys}")).unwrap_err());
+        assert!(refusals[0].contains("an X540") && refusals[0] == refusals[1].replace("X550", "X540"), "{refusals:?}");
+    }
+    let vf = vm(&["id=n,model=x540,sriov_vfs=2"], &["pf=n,index=1,vlan=5"]).and_then(PlannedVm::new).unwrap_err();
+    assert!(vf.to_string().contains("the guest owns the VFs of an X540 and configures them"), "{vf}");
+}
+
+#[test]
 fn the_model_survives_json_and_is_left_out_if_virtio() {
     let config = vm(&["id=n,model=x550,tap=t,sriov_vfs=4", "id=v,model=virtio"], &[]).unwrap();
+    assert_eq!(serde_json::to_value("model=x540".parse::<NetConfig>().unwrap()).unwrap()["model"], "x540");
     let json = serde_json::to_value(&config).unwrap();
     assert_eq!((&json["net"][0]["model"], json["net"][1].get("model")), (&"x550".into(), None));
     assert_eq!(serde_json::from_value::<VmConfig>(json).unwrap(), config);

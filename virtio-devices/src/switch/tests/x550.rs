@@ -13,7 +13,7 @@ use crate::backend::Tap;
 use crate::net::testing::sockets;
 use crate::switch::worker::SwitchWorker;
 use crate::switch::{PortSettings, Switch, SwitchMode, SwitchSpec, X550Ports};
-use crate::{Counter, GuestMap, Lifecycle as _, Memory, X550Spec, X550Sriov};
+use crate::{Counter, GuestMap, Lifecycle as _, Memory, X550Model, X550Spec, X550Sriov};
 
 const PF: Rid = Rid::from_bits(8);
 const SRIOV: u16 = 0x160;
@@ -63,7 +63,7 @@ impl Card {
         let ports = switch.x550(mac(9), VFS);
         let vfs = VfPlacement { total_vfs: VFS, first_vf_offset: 0x100 - PF.to_bits(), vf_stride: 1 };
         let placement = Placement { segment: 0, rid: PF, vfs: Some(vfs) };
-        let spec = X550Spec { id: "nic".into(), mac: mac(9), total_vfs: VFS };
+        let spec = X550Spec { id: "nic".into(), model: X550Model::X550, mac: mac(9), total_vfs: VFS };
         let device = X550Sriov::new(spec, placement, &Memory::new(memory.clone()), ports.clone()).unwrap();
         worker.begin();
         let mut card = Self { device, ports, switch, worker, memory, peer, tails: [(0, 0); 128] };
@@ -259,6 +259,7 @@ fn frames_pass_between_vfs_the_pf_and_the_uplink() {
     assert_eq!(card.read(0x101c + 0x40), 2, "PVFGPRC of VF 1");
 }
 
+/// X25: transmit descriptors.
 #[test]
 fn a_descriptor_that_wants_a_report_is_written_back() {
     let mut card = Card::new();
@@ -271,6 +272,7 @@ fn a_descriptor_that_wants_a_report_is_written_back() {
     }
 }
 
+/// X26: receive descriptors.
 #[test]
 fn a_long_frame_takes_several_buffers() {
     let mut card = Card::new();
@@ -292,6 +294,7 @@ fn a_frame_of_several_descriptors_waits_for_its_last() {
     assert_eq!((card.frames(2), card.read(0x6010)), (vec![whole], 2));
 }
 
+/// X18: VMVIR and QDE.
 #[test]
 fn a_port_vlan_separates_and_is_not_shown() {
     let mut card = Card::new();
@@ -312,6 +315,7 @@ fn a_port_vlan_separates_and_is_not_shown() {
     assert_eq!((sent[0].len(), &sent[0][12..16]), (104, &[0x81, 0, 0x60, 7][..]));
 }
 
+/// X26: receive descriptors.
 #[test]
 fn a_vlan_tag_moves_to_and_from_descriptors() {
     let mut card = Card::new();
@@ -329,6 +333,7 @@ fn a_vlan_tag_moves_to_and_from_descriptors() {
     assert_ne!(received[0].1 & STATUS_VLAN, 0);
 }
 
+/// X17: spoof checks.
 #[test]
 fn a_spoofed_address_is_dropped_and_counted() {
     let mut card = Card::new();
@@ -338,6 +343,25 @@ fn a_spoofed_address_is_dropped_and_counted() {
     assert_eq!((card.frames(2).len(), card.counter(Place::Vf(0), Counter::TxSpoofedMac)), (0, 1));
     card.send(0, &frame(mac(0), mac(1), 100));
     assert_eq!(card.frames(2).len(), 1);
+}
+
+/// X23: flow director.
+#[test]
+fn a_frame_that_a_rule_drops_is_counted() {
+    let mut card = Card::new();
+    // Perfect filters by the addresses and the protocol; a rule for TCP from 10.0.0.1 to 10.0.0.2, and its action.
+    let masks = [(0xee70, 0x37), (0xee40, 0), (0xee3c, 0), (0xee44, u32::MAX), (0xee48, u32::MAX)];
+    let rule = [(0xee18, 0x0100_000a), (0xee1c, 0x0200_000a), (0xee20, 0), (0xee24, 0), (0xee28, 1 << 16 | 1)];
+    card.write(0xee00, 1 | 1 << 4 | 127 << 8 | 6 << 16 | 10 << 24 | 4 << 28);
+    masks.into_iter().chain(rule).for_each(|(offset, value)| card.write(offset, value));
+    card.write(0xee2c, 1 | 1 << 3 | 2 << 5 | 1 << 9 | 1 << 11 | 1 << 15 | 127 << 16);
+    card.settle();
+    let matching = uncut(100);
+    let mut other = matching.clone();
+    other[33] = 3;
+    card.send(0, &matching);
+    card.send(0, &other);
+    assert_eq!((card.frames(2), card.counter(Place::Vf(0), Counter::FlowDropped)), (vec![other], 1));
 }
 
 #[test]
@@ -366,6 +390,7 @@ fn sum(bytes: &[u8]) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
+/// X25: transmit descriptors.
 #[test]
 fn a_long_segment_is_cut_and_each_part_has_its_checksums() {
     let mut card = Card::new();

@@ -13,8 +13,24 @@ fn impossible_devices_are_refused() {
     assert_eq!(refused(with([1, 0, 0, 0, 0, 1]), 4), mac);
     assert_eq!(refused(with([0; 6]), 4), mac);
     assert_eq!(refused(spec(64), 64), "64 VFs; an X550 has at most 63");
+    assert_eq!(refused(X550Spec { model: Model::X540, ..spec(64) }, 64), "64 VFs; an X540 has at most 63");
     assert_eq!(refused(spec(4), 5), "4 VFs at a place that reserves 5");
     assert_eq!(refused(spec(0), 1), "0 VFs at a place that reserves 1");
+}
+
+/// X28: configuration space.
+#[test]
+fn the_model_decides_on_the_ids_of_all_functions() {
+    for (product, [pf, vf]) in [(Model::X550, [0x1563_8086, 0x1565]), (Model::X540, [0x1528_8086, 0x1515])] {
+        let (mut device, _) = model(product, 4);
+        assert_eq!(device.nic().lock().model(), product);
+        assert_eq!(read_config(&device, PF, 0), pf, "{product}");
+        // The VF Device ID of the SR-IOV capability; a VF's own reads all-ones (PCIe 6.2 §9.3.4.1.1, §9.3.3.11).
+        assert_eq!(read_config(&device, PF, SRIOV + 0x18) >> 16, vf, "{product}");
+        set_master(&mut device, PF, true);
+        let _ = enable(&mut device, 4);
+        assert_eq!(read_config(&device, rid(3), 0), u32::MAX, "{product}");
+    }
 }
 
 #[test]
@@ -61,6 +77,7 @@ fn a_register_is_reached_through_the_window_of_its_function() {
     assert_eq!(read(&mut device, Place::Pf, 8) >> 10 & 0xff, 0);
 }
 
+/// X15: queues of a pool.
 #[test]
 fn a_vf_reaches_its_own_registers_alone() {
     let (mut device, _) = enabled(63, 4);
@@ -130,6 +147,7 @@ fn only_reads_of_vcpus_have_side_effects() {
     }
 }
 
+/// X27: rings.
 #[test]
 fn a_tail_rings_the_doorbell_of_its_queue_in_the_nic() {
     let (mut device, path) = enabled(4, 4);

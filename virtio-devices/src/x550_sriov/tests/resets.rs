@@ -32,6 +32,7 @@ fn queues_run_while_their_function_may_move_data() {
     assert_eq!(path.running(), running(&[&vf, &pf]));
 }
 
+/// X14: resets.
 #[test]
 fn a_reset_of_a_vf_stops_it_and_notifies_its_pf() {
     let (mut device, path) = enabled(4, 2);

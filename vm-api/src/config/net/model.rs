@@ -15,11 +15,13 @@ pub enum NicModel {
     Virtio,
     /// An Intel X550 with VFs that the guest configures.
     X550,
+    /// An Intel X540, otherwise as x550.
+    X540,
 }
 
 impl NicModel {
     /// All models, in the order of messages.
-    pub const ALL: [Self; 2] = [Self::Virtio, Self::X550];
+    pub const ALL: [Self; 3] = [Self::Virtio, Self::X550, Self::X540];
 
     /// True for the default, which JSON leaves out.
     pub fn is_virtio(&self) -> bool {
@@ -31,6 +33,7 @@ impl NicModel {
         match self {
             Self::Virtio => "virtio",
             Self::X550 => "x550",
+            Self::X540 => "x540",
         }
     }
 }
@@ -38,7 +41,7 @@ impl NicModel {
 impl Value for NicModel {
     fn parse(text: &str) -> Result<Self, String> {
         let named = Self::ALL.into_iter().find(|model| text.eq_ignore_ascii_case(model.name()));
-        named.ok_or_else(|| format!("give {}", Self::ALL.map(Self::name).join(" or ")))
+        named.ok_or_else(|| "give virtio, x550 or x540".to_string())
     }
 
     fn print(&self) -> Option<String> {
@@ -58,8 +61,8 @@ mod tests {
         }
         assert_eq!(NicModel::parse("X550"), Ok(NicModel::X550));
         assert!(NicModel::default().is_virtio());
-        for wrong in ["x540", "x55", "igb", "virtio-net", "on"] {
-            assert_eq!(NicModel::parse(wrong), Err("give virtio or x550".to_string()), "{wrong}");
+        for wrong in ["x710", "x55", "igb", "virtio-net", "on"] {
+            assert_eq!(NicModel::parse(wrong), Err("give virtio, x550 or x540".to_string()), "{wrong}");
             assert!(serde_json::from_value::<NicModel>(wrong.into()).is_err(), "{wrong}");
         }
     }

@@ -37,7 +37,7 @@ impl<'a> Pool<'a> {
         id: String,
         subject: Subject,
     ) -> Result<Self, ConfigError> {
-        if x550::is_x550(pf) {
+        if x550::model(pf).is_some() {
             // Its VFs are the guest's.
             return Ok(Self { option, id, pf, vfs: Vec::new(), subject });
         }
@@ -80,8 +80,8 @@ impl<'a> Pool<'a> {
     ///
     /// Fails with the first mistake.
     pub(crate) fn check(&self, vcpus: u32) -> Result<(), ConfigError> {
-        if x550::is_x550(self.pf) {
-            return x550::check(self.pf, vcpus, &self.subject);
+        if let Some(model) = x550::model(self.pf) {
+            return x550::check(model, self.pf, vcpus, &self.subject);
         }
         switch::check(self.pf, vcpus, &self.subject)?;
         let functions: Vec<_> = self.functions().map(|(_, config)| config).collect();

@@ -1,9 +1,11 @@
-//! The rules for an emulated Intel X550, and its plan.
+//! The rules for an emulated Intel X550 or X540, and its plan.
 //!
-//! The guest owns its X550: it sets the policies of the PF and of the VFs, which are ports of a switch. The host owns
+//! The guest owns such a NIC: it sets the policies of the PF and of the VFs, which are ports of a switch. The host owns
 //! the uplink of that switch.
 
+use virtio_devices::X550Model;
 use vm_api::config::error::{ConfigError, Problem};
+use vm_api::config::id::vf_id;
 use vm_api::config::kinds::Ids;
 use vm_api::config::mac::{MacAddress, MacChoice};
 use vm_api::config::net::NetConfig;
@@ -14,7 +16,6 @@ use vm_api::config::net::switch::SwitchMode;
 use vm_api::config::net::vhost::VhostMode;
 use vm_api::config::rate::{BANDWIDTH, OPS};
 
-use crate::config::names::vf_id;
 use crate::config::net::nic::Nic;
 use crate::config::net::switch::{self, SwitchPlan};
 use crate::config::net::{policy, uplink_rate};
@@ -30,6 +31,8 @@ pub(crate) const MOST_VFS: u16 = 63;
 pub struct X550Plan {
     /// Name, unique in the VM.
     pub id: String,
+    /// The product that the guest sees.
+    pub model: X550Model,
     /// Permanent MAC address of the PF. The guest sets those of the VFs.
     pub mac: MacAddress,
     /// Number of VFs that it reserves, up to 63.
@@ -45,10 +48,11 @@ pub struct X550Plan {
 }
 
 impl X550Plan {
-    /// The NIC that `config` describes, which was checked.
-    pub(crate) fn new(config: &NetConfig, id: String, mac: MacAddress) -> Self {
+    /// The NIC of this model that `config` describes, which was checked.
+    pub(crate) fn new(model: X550Model, config: &NetConfig, id: String, mac: MacAddress) -> Self {
         Self {
             id,
+            model,
             mac,
             total_vfs: config.sriov_vfs,
             switch: SwitchPlan::new(config, SwitchMode::Veb),
@@ -70,37 +74,44 @@ impl X550Plan {
 ///
 /// Fails if one reserves more VFs than it can have, or gives a VF settings.
 pub(crate) fn check_vfs(nets: &[NetConfig], ids: &Ids) -> Result<(), ConfigError> {
-    let nets_of_guest = nets.iter().enumerate().zip(ids.of::<NetConfig>()).filter(|((_, net), _)| is_x550(net));
-    for ((index, net), id) in nets_of_guest {
+    for ((index, net), id) in nets.iter().enumerate().zip(ids.of::<NetConfig>()) {
+        let Some(model) = model(net) else { continue };
         if net.sriov_vfs > MOST_VFS {
             let subject = Subject::device("--net", net.id.as_deref(), index, nets.len());
-            let what = format!("an X550 has at most {MOST_VFS} VFs; reserve fewer");
+            let what = format!("an {model} has at most {MOST_VFS} VFs; reserve fewer");
             return Err(ConfigError::new(subject.key("sriov_vfs", net.sriov_vfs), Problem::Limit(what)));
         }
         if let Some(vf) = net.vfs.first() {
-            let what = "the guest owns the VFs of an X550 and configures them (ip link set <PF> vf); leave this out, \
-                        or give the NIC model=virtio";
-            return Err(ConfigError::new(Subject::vf(&id, vf.index).bare(), Problem::Conflict(what.to_string())));
+            let what = format!(
+                "the guest owns the VFs of an {model} and configures them (ip link set <PF> vf); leave this out, or \
+                 give the NIC model=virtio"
+            );
+            return Err(ConfigError::new(Subject::vf(&id, vf.index).bare(), Problem::Conflict(what)));
         }
     }
     Ok(())
 }
 
-/// True if the NIC is an X550.
-pub(crate) fn is_x550(config: &NetConfig) -> bool {
-    config.model == NicModel::X550
+/// The product, unless the NIC is a virtio NIC.
+pub(crate) const fn model(config: &NetConfig) -> Option<X550Model> {
+    match config.model {
+        NicModel::Virtio => None,
+        NicModel::X550 => Some(X550Model::X550),
+        NicModel::X540 => Some(X550Model::X540),
+    }
 }
 
-/// Checks an X550 in a VM of `vcpus` vCPUs.
+/// Checks a NIC of this model in a VM of `vcpus` vCPUs.
 ///
 /// # Errors
 ///
 /// Fails with a key that the guest decides or that no X550 can have, and with a wrong uplink.
-pub(crate) fn check(config: &NetConfig, vcpus: u32, subject: &Subject) -> Result<(), ConfigError> {
+pub(crate) fn check(model: X550Model, config: &NetConfig, vcpus: u32, subject: &Subject) -> Result<(), ConfigError> {
     let refuse = |key: &str, value: String, what: String| {
         Err(ConfigError::new(subject.key(key, value), Problem::Conflict(what)))
     };
-    let given = of_driver(config).or_else(|| of_backend(&config.backend)).or_else(|| of_policy(config));
+    let given = of_driver(model, config);
+    let given = given.or_else(|| of_backend(model, &config.backend)).or_else(|| of_policy(model, config));
     if let Some((key, value, what)) = given {
         return refuse(key, value, what);
     }
@@ -108,7 +119,7 @@ pub(crate) fn check(config: &NetConfig, vcpus: u32, subject: &Subject) -> Result
         let limits = rate::plan(limits, subject)?;
         let limit = limits.bandwidth.map(|limit| (BANDWIDTH.size, limit.size));
         if let Some((key, size)) = limit.or_else(|| limits.ops.map(|limit| (OPS.size, limit.size))) {
-            let what = format!("an X550 has a limit of its uplink alone; give uplink_rate= instead of {key}");
+            let what = format!("an {model} has a limit of its uplink alone; give uplink_rate= instead of {key}");
             return refuse(key, size.to_string(), what);
         }
     }
@@ -124,26 +135,28 @@ pub(crate) fn check(config: &NetConfig, vcpus: u32, subject: &Subject) -> Result
 type Refused = (&'static str, String, String);
 
 /// A given key of the device that the guest's driver decides, or that no X550 has.
-fn of_driver(config: &NetConfig) -> Option<Refused> {
+fn of_driver(model: X550Model, config: &NetConfig) -> Option<Refused> {
     let usual = NetConfig::default();
     let NetConfig { mac, mtu, num_queues, queue_size, offload_tso, offload_ufo, offload_csum, standby, switch, .. } =
         config;
     let chosen = |what: &str, key: &str| {
-        format!("the guest's driver chooses the {what} of an X550; leave {key} out, or give model=virtio")
+        format!("the guest's driver chooses the {what} of an {model}; leave {key} out, or give model=virtio")
     };
     let number = |value: u16, usual: u16| (value != usual).then(|| value.to_string());
     let off = |is_on: bool| (!is_on).then(|| "off".to_string());
-    let mode = |mode: SwitchMode| if mode == SwitchMode::Veb { "veb" } else { "vepa" };
+    let name = |mode: SwitchMode| if mode == SwitchMode::Veb { "veb" } else { "vepa" };
     let given = [
         (
             "mac",
             (*mac == Some(MacChoice::Any)).then(|| "any".to_string()),
-            "an X550 has one permanent address; give that, or leave mac out to have one chosen".to_string(),
+            format!("an {model} has one permanent address; give that, or leave mac out to have one chosen"),
         ),
         (
             "mtu",
             mtu.map(|mtu| mtu.to_string()),
-            "the guest's driver sets the MTU of an X550; leave mtu out, and set that of the uplink on the host".into(),
+            format!(
+                "the guest's driver sets the MTU of an {model}; leave mtu out, and set that of the uplink on the host"
+            ),
         ),
         ("num_queues", number(*num_queues, usual.num_queues), chosen("queues", "num_queues")),
         ("queue_size", number(*queue_size, usual.queue_size), chosen("queue sizes", "queue_size")),
@@ -157,17 +170,18 @@ fn of_driver(config: &NetConfig) -> Option<Refused> {
         ),
         (
             "switch",
-            switch.map(|value| mode(value).to_string()),
-            "an X550 always has a switch, and the guest's driver sets its mode (bridge link set dev <PF> hwmode); \
-             leave switch out"
-                .to_string(),
+            switch.map(|value| name(value).to_string()),
+            format!(
+                "an {model} always has a switch, and the guest's driver sets its mode (bridge link set dev <PF> \
+                 hwmode); leave switch out"
+            ),
         ),
     ];
     given.into_iter().find_map(|(key, value, what)| Some((key, value?, what)))
 }
 
 /// A given key of a backend that cannot be the uplink.
-fn of_backend(backend: &BackendConfig) -> Option<Refused> {
+fn of_backend(model: X550Model, backend: &BackendConfig) -> Option<Refused> {
     let BackendConfig { vhost, vhost_user, vhost_socket, vhost_mode, vdpa, .. } = backend;
     let given = [
         ("vhost", vhost.filter(|vhost| !vhost.is_off()).map(|vhost| vhost.name().to_string())),
@@ -178,19 +192,19 @@ fn of_backend(backend: &BackendConfig) -> Option<Refused> {
     ];
     let (key, value) = given.into_iter().find_map(|(key, value)| Some((key, value?)))?;
     let what = format!(
-        "the uplink of an X550 is a tap whose packets this program carries; leave {key} out, or give model=virtio"
+        "the uplink of an {model} is a tap whose packets this program carries; leave {key} out, or give model=virtio"
     );
     Some((key, value, what))
 }
 
 /// A given key of the policy. The guest's driver sets that of each function; of the host's there is the link.
-fn of_policy(config: &NetConfig) -> Option<Refused> {
+fn of_policy(model: X550Model, config: &NetConfig) -> Option<Refused> {
     let (key, value) = config.policy.given().find(|(key, _)| *key != "link")?;
     let remedy = match key {
         "max_tx_rate" | "min_tx_rate" => format!("give uplink_rate= instead of {key}"),
         _ => format!("leave {key} out, and restrict the uplink's port on the host"),
     };
     let what =
-        format!("the guest owns the functions of an X550 and sets their policies; {remedy} (docs/guide/x550.md)");
+        format!("the guest owns the functions of an {model} and sets their policies; {remedy} (docs/guide/x550.md)");
     Some((key, value, what))
 }

@@ -86,12 +86,15 @@ impl Instance {
     pub(super) fn check_owner(&self, change: &SetVf) -> Result<(), Failure> {
         let SetVf { pf, index, .. } = change;
         let devices = &self.planned.plan().devices;
-        if !devices.iter().any(|device| device.x550().is_some_and(|x550| x550.id == *pf)) {
+        let Some(x550) = devices.iter().filter_map(|device| device.x550()).find(|x550| x550.id == *pf) else {
             return Ok(());
-        }
+        };
         let index = index.map(|index| format!(",index={index}")).unwrap_or_default();
-        let what = "the guest owns the functions of an X550 and sets their policies (ip link set <PF> vf); restrict \
-                    the NIC's uplink on the host (docs/guide/x550.md)";
+        let what = format!(
+            "the guest owns the functions of an {} and sets their policies (ip link set <PF> vf); restrict the NIC's \
+             uplink on the host (docs/guide/x550.md)",
+            x550.model
+        );
         Err(Failure::new(ErrorKind::Conflict, format!("pf={pf}{index}: {what}")))
     }
 

@@ -1,4 +1,4 @@
-//! An Intel X550 with its VFs.
+//! An Intel X550 or X540 with its VFs.
 
 use virtio_devices::{Inspect as _, PortSettings, X550Spec, X550Sriov};
 
@@ -22,7 +22,7 @@ const OF_POOL: u64 = 1;
 
 pub(super) fn open(x550: &X550Plan, site: &Site<'_>, opener: &mut BackendOpener<'_>) -> Result<Opened, DeviceError> {
     let Site { plan, placement, host } = *site;
-    let X550Plan { id, mac, total_vfs, switch, link_up, follows_uplink, root: _ } = x550;
+    let X550Plan { id, model, mac, total_vfs, switch, link_up, follows_uplink, root: _ } = x550;
     let failure_watch = FailureWatch::of_nic(id, &host.events);
     let opened = opener.empty_switch(id, switch, total_vfs + 1);
     let switch = opened.map_err(|error| DeviceError::Backend { option: site.option(), error })?;
@@ -33,7 +33,7 @@ pub(super) fn open(x550: &X550Plan, site: &Site<'_>, opener: &mut BackendOpener<
     // No worker runs before the first port is opened.
     drop(switch.set_ports((0..=*total_vfs).map(|port| (port, settings))));
     let ports = switch.x550(mac.0, *total_vfs);
-    let spec = X550Spec { id: id.clone(), mac: mac.0, total_vfs: *total_vfs };
+    let spec = X550Spec { id: id.clone(), model: *model, mac: mac.0, total_vfs: *total_vfs };
     let device = X550Sriov::new(spec, placement, &host.memory, ports.clone());
     let mut device = device.map_err(|error| site.failed(ErrorKind::Host, error))?;
     device.attach_iommu(|rid| {

@@ -89,7 +89,7 @@ impl X550Receive {
 }
 
 impl X550Room<'_, '_> {
-    /// Writes a frame; see [`Room::fill`](crate::switch::receiver::Room::fill). `header` says if its checksums are
+    /// Writes a frame; see [`Room::fill`](crate::switch::rings::Room::fill). `header` says if its checksums are
     /// known to be correct.
     pub(crate) fn fill(
         &mut self,
