@@ -104,7 +104,9 @@ pub use state::{
     HeldAddress, IommuState, MappingState, NicState, PositionState, QueueState, STATE_VERSION, StateError, ToldState,
     TransportState, VectorState, VfState, VfsState,
 };
-pub use switch::{MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec, X550Ports};
+pub use switch::{
+    MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec, UplinkPolicy, X550Ports,
+};
 pub use time_devices::rtc::{Rtc, RtcCounter, RtcCounters, RtcSpec};
 pub use time_devices::watchdog::{Expiry, Watchdog, WatchdogCounter, WatchdogCounters};
 pub use transport::features::FeatureRequirement;

@@ -31,6 +31,7 @@ mod switch_core;
 mod table;
 mod tx_batch;
 mod uplink;
+mod uplink_policy;
 mod uplink_rx;
 mod uplink_watch;
 mod worker;
@@ -52,6 +53,7 @@ use switch_core::SwitchCore;
 use x550_path::X550Path;
 
 pub use mode::SwitchMode;
+pub use uplink_policy::UplinkPolicy;
 pub use spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
 pub use x550_path::ports::X550Ports;
 
@@ -93,6 +95,14 @@ impl Switch {
     /// As [`Self::set_port`], for several at once.
     pub fn set_ports(&self, ports: impl IntoIterator<Item = (u16, PortSettings)>) -> Replaced {
         self.0.core().set_ports(ports)
+    }
+
+    /// Applies `policy` to all frames to and from the uplink, whatever the policies of the ports are. For a new switch,
+    /// before its ports are opened: only the first policy is kept. Ignored without an uplink.
+    pub fn restrict_uplink(&self, policy: UplinkPolicy) {
+        if let Some(uplink) = self.0.core().uplink() {
+            uplink.restrict(policy);
+        }
     }
 
     /// The data path of an X550 with `total_vfs` VFs: port 0 is its PF's, and the others are those of its VFs. `mac` is

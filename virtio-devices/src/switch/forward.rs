@@ -105,6 +105,19 @@ impl Forwarder {
 
     fn send(&self, frame: &Frame<'_>, source: &mut impl Source) -> Result<(), Counter> {
         let uplink = self.core.uplink().ok_or(Counter::TxUnknown)?;
+        let restricted;
+        let frame = match uplink.rules().map(|rules| rules.outgoing(frame)) {
+            None => frame,
+            Some(Ok(allowed)) => {
+                restricted = allowed;
+                &restricted
+            }
+            Some(Err(reason)) => {
+                // It is lost behind its NIC: the driver is not told, as it is not of a loss in the network.
+                uplink.counters().add(reason, 1);
+                return Ok(());
+            }
+        };
         let sent = source.send(frame, uplink);
         let counters = uplink.counters();
         match sent {

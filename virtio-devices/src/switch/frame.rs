@@ -6,8 +6,11 @@ pub(super) mod offload;
 use self::body::Body;
 use super::table::{PortIndex, Route};
 use crate::frames::net_protocol::header::{self, HEADER};
-use crate::frames::policy::{Head, NEW_HEAD, NewHead};
+use crate::frames::policy::{HEAD, Head, NEW_HEAD, NewHead};
 use crate::net::Counter;
+
+/// The most first bytes of a frame: the policies of its sender and of the uplink add a tag each.
+pub(super) const MAX_FRONT: usize = NEW_HEAD + (NEW_HEAD - HEAD);
 
 /// A frame: its header and first bytes as they were checked, and its route. The rest is its source's
 /// [`Body`](body::Body).
@@ -17,7 +20,7 @@ pub(crate) struct Frame<'t> {
     pub header: [u8; HEADER],
     /// The parsed beginning, by which receivers are selected.
     pub head: Head,
-    front: [u8; NEW_HEAD],
+    front: [u8; MAX_FRONT],
     front_len: usize,
     /// The length from the destination address on.
     pub len: usize,
@@ -38,11 +41,23 @@ impl<'t> Frame<'t> {
         len: usize,
         route: Result<Route<'t>, Counter>,
     ) -> Self {
-        let mut front = [0; NEW_HEAD];
+        let mut front = [0; MAX_FRONT];
         let bytes = new.bytes();
-        let front_len = bytes.len().min(NEW_HEAD);
+        let front_len = bytes.len().min(MAX_FRONT);
         front[..front_len].copy_from_slice(&bytes[..front_len]);
         Self { header, head, front, front_len, len, route, mirror: None, queue: None }
+    }
+
+    /// The frame with another header, and with `new` in place of the bytes that [`Self::head`] was parsed from; `len` is
+    /// its new length.
+    pub(super) fn beginning_with(&self, header: [u8; HEADER], new: &NewHead, len: usize) -> Self {
+        let (mut front, mut front_len) = ([0; MAX_FRONT], 0);
+        let bytes = new.bytes().iter().chain(self.front().get(HEAD..).unwrap_or_default());
+        for (to, from) in front.iter_mut().zip(bytes) {
+            *to = *from;
+            front_len += 1;
+        }
+        Self { header, head: new.head(), front, front_len, len, ..*self }
     }
 
     /// The number of packets that it becomes.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::frame::Frame;
+use super::frame::{Frame, MAX_FRONT};
 use super::frame::body::Body;
 use super::port_nic::PortNic;
 use super::rings::{Ended, Packet, SendRing};
@@ -18,7 +18,7 @@ use super::uplink::Uplink;
 use crate::frames::net_protocol::MAX_FRAME;
 use crate::frames::net_protocol::ethernet::is_multicast;
 use crate::frames::net_protocol::header::{self, HEADER, MAX_PACKETS};
-use crate::frames::policy::{self, Head, NEW_HEAD};
+use crate::frames::policy::{self, Head};
 use crate::frames::walk;
 use crate::net::{BATCH, Counter, Enforced, Tally, send_failure};
 use crate::queue::ring::BrokenRing;
@@ -231,7 +231,7 @@ impl<R: SendRing> Source for TxBatch<'_, R> {
     }
 
     fn send(&mut self, frame: &Frame<'_>, uplink: &Uplink) -> Result<(), Counter> {
-        let mut bytes = [0; HEADER + NEW_HEAD];
+        let mut bytes = [0; HEADER + MAX_FRONT];
         let len = HEADER + frame.front().len();
         bytes[..HEADER].copy_from_slice(&frame.header);
         bytes[HEADER..len].copy_from_slice(frame.front());

@@ -1,12 +1,13 @@
 //! The uplink: a tap that connects the switch to others.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::{ArcSwap, Guard};
 use log::{info, warn};
 
 use super::spec::SwitchError;
+use super::uplink_policy::{UplinkPolicy, UplinkRules};
 use crate::backend::{Health, Tap, TapSearch};
 use crate::device::failures::Failures;
 use crate::frames::net_protocol::Offloads;
@@ -24,6 +25,8 @@ pub(crate) struct Uplink {
     health: Arc<Health>,
     counters: Arc<NetCounters>,
     failures: Failures,
+    /// The host's rules, if there are any.
+    rules: OnceLock<UplinkRules>,
 }
 
 /// The tap of an uplink.
@@ -61,6 +64,7 @@ impl Uplink {
             health: Arc::default(),
             counters: Arc::new(NetCounters::new()),
             failures: Failures::new(id, "uplink"),
+            rules: OnceLock::new(),
         })
     }
 
@@ -174,11 +178,27 @@ impl Uplink {
         &self.failures
     }
 
+    /// Applies `policy` to all frames from now on. Only the first is kept.
+    pub(crate) fn restrict(&self, policy: UplinkPolicy) {
+        if !policy.is_open() {
+            _ = self.rules.set(UplinkRules::new(policy));
+        }
+    }
+
+    /// The host's rules, if there are any.
+    pub(crate) fn rules(&self) -> Option<&UplinkRules> {
+        self.rules.get()
+    }
+
     /// Sends frames that announce a port's addresses behind it, with their headers.
     pub(crate) fn announce(&self, frames: &[Vec<u8>]) {
-        if let Some(queue) = self.tap().tap.queues().first() {
-            queue.lock().announce(frames);
-        }
+        let tap = self.tap();
+        let Some(queue) = tap.tap.queues().first() else { return };
+        let Some(rules) = self.rules() else { return queue.lock().announce(frames) };
+        let (allowed, dropped): (Vec<_>, Vec<_>) =
+            frames.iter().map(|frame| rules.announced(frame)).partition(Result::is_ok);
+        dropped.into_iter().filter_map(Result::err).for_each(|reason| self.counters.add(reason, 1));
+        queue.lock().announce(&allowed.into_iter().flatten().collect::<Vec<_>>());
     }
 
     /// Drops the frames that it holds from before drivers started.

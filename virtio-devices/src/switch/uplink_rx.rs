@@ -15,6 +15,7 @@ use super::source::{End, Next, Source};
 use super::table::{Miss, PortIndex, Route, Table};
 use super::tx_batch::FRAME_COST;
 use super::uplink::Uplink;
+use super::uplink_policy::UplinkRules;
 use crate::frames::net_protocol::MAX_READ;
 use crate::frames::net_protocol::ethernet::{ETHERNET_HEADER, is_multicast};
 use crate::frames::net_protocol::header::{FLAGS, HEADER, MAX_PACKETS, NUM_BUFFERS, packets};
@@ -85,6 +86,7 @@ impl UplinkRx {
         let mut batch = UplinkBatch {
             index: *index,
             fd: tap.as_fd(),
+            rules: uplink.rules(),
             end,
             bounce: bounce.bytes(),
             body: 0..0,
@@ -103,6 +105,8 @@ impl UplinkRx {
 pub(crate) struct UplinkBatch<'b> {
     index: PortIndex,
     fd: BorrowedFd<'b>,
+    /// The host's rules.
+    rules: Option<&'b UplinkRules>,
     end: &'b AtomicBool,
     bounce: &'b mut [u8],
     /// The range of the present frame's body.
@@ -136,7 +140,10 @@ impl UplinkBatch<'_> {
         if is_multicast(&head.source()) {
             return Err(Counter::RxBackendErrors);
         }
-        let new = head.unchanged();
+        let (new, head) = match self.rules {
+            None => (head.unchanged(), head),
+            Some(rules) => rules.incoming(&head)?,
+        };
         let header = policy::changed(header, &new).map_err(|_| Counter::RxBackendErrors)?;
         let route = match table.route(self.index, &head) {
             Ok(route) => route,
@@ -144,7 +151,7 @@ impl UplinkBatch<'_> {
             Err(Miss::Closed(port)) => Route::One(port),
             Err(Miss::OwnAddress | Miss::Isolated | Miss::Unknown) => return Err(Counter::RxUnknown),
         };
-        let frame_len = frame.len();
+        let frame_len = new.new_len(frame.len());
         self.body = HEADER + known..len;
         Ok(Frame::new(header, &new, head, frame_len, Ok(route)))
     }

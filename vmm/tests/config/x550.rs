@@ -1,5 +1,8 @@
 //! `--net model=x550` and `model=x540`: its plan, and each key that it refuses.
 
+use std::num::NonZeroU32;
+
+use virtio_devices::{PortVlan, UplinkPolicy, VlanProtocol};
 use vmm::config::{DeviceKind, NetConfig, PlannedVm, UplinkPlan, VmConfig, VmPlan, X550Plan};
 
 use crate::vm;
@@ -143,13 +146,8 @@ fn each_key_that_an_x550_cannot_honour_is_refused_by_name() {
         ("socket=/s", tap("socket")),
         ("vhost_mode=server", tap("vhost_mode")),
         ("vdpa=/d", tap("vdpa")),
-        ("vlan=5", port("vlan")),
-        ("vlan_qos=1", port("vlan_qos")),
-        ("vlan_proto=802.1ad", port("vlan_proto")),
-        ("trunk=[5]", port("trunk")),
         ("spoofchk=on", port("spoofchk")),
         ("trust=on", port("trust")),
-        ("storm=9", port("storm")),
         ("isolated=on", port("isolated")),
         ("mirror=0", port("mirror")),
         ("weight=9", port("weight")),
@@ -165,6 +163,37 @@ fn each_key_that_an_x550_cannot_honour_is_refused_by_name() {
     {
         assert_eq!(planned(&format!("id=n,model=x550,tap=up0,{usual}")).err(), None, "{usual}");
     }
+}
+
+#[test]
+fn the_hosts_policy_of_an_x550_is_that_of_its_uplink() {
+    let planned = |keys: &str| x550(&format!("model=x550,tap=up0,sriov_vfs=2,{keys}")).uplink_policy;
+    let vlan = planned("vlan=100,vlan_qos=3,vlan_proto=802.1ad,storm=50");
+    let port_vlan = PortVlan { id: 100, priority: 3, protocol: VlanProtocol::Service };
+    let expected = UplinkPolicy { port_vlan: Some(port_vlan), trunk: None, storm: NonZeroU32::new(50) };
+    assert_eq!(vlan, expected);
+    let trunk = planned("trunk=[0,10-12]").trunk.unwrap();
+    assert!([0, 10, 12].iter().all(|id| trunk.vlans.contains(*id)) && !trunk.vlans.contains(13));
+    assert!(planned("vlan=0,trunk=[],storm=0").is_open() && x550("model=x550,tap=up0").uplink_policy.is_open());
+}
+
+#[test]
+fn a_policy_that_no_uplink_can_have_is_refused() {
+    let none = |key: &str| format!("a rule for the uplink of an X550, which has none; add tap=, or leave {key} out");
+    for (keys, said) in [
+        ("vlan=5", format!("vlan=5: {}", none("vlan"))),
+        ("trunk=[5]", format!("trunk=[5]: {}", none("trunk"))),
+        ("storm=9", format!("storm=9: {}", none("storm"))),
+        ("tap=up0,vlan=4095", "vlan=4095: not a VLAN; give 1 to 4094, or 0 for none".to_string()),
+        ("tap=up0,vlan_qos=1", "vlan_qos=1: has no effect without a VLAN; add vlan=".to_string()),
+        (
+            "tap=up0,vlan=5,trunk=[5]",
+            "trunk=[5]: cannot be combined with vlan=5; give vlan=0 or trunk=[]".to_string(),
+        ),
+    ] {
+        assert_eq!(refusal(keys), format!("--net id=n,{said}"), "{keys}");
+    }
+    assert!(planned("model=x550,vlan=0,trunk=[],storm=0").is_ok());
 }
 
 #[test]

@@ -48,7 +48,7 @@ pub(super) const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
 pub(super) const BROADCAST: [u8; 6] = [0xff; 6];
 
 /// The address of a port.
-pub(super) fn mac(port: u16) -> [u8; 6] {
+pub(super) const fn mac(port: u16) -> [u8; 6] {
     [0x52, 0x54, 0, 0, 0, port as u8]
 }
 

@@ -1,5 +1,7 @@
 //! The functions of an X550 on a switch, with their driver's side in this process.
 
+mod uplink_policy;
+
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;

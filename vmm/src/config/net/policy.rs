@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::num::NonZeroU32;
 
-use virtio_devices::{BackendKind, MAX_VLAN, NetSpec, Policy, PortVlan, RateLimits, Trunk, VlanProtocol, VlanSet};
+use virtio_devices::{BackendKind, MAX_VLAN, NetSpec, Policy, PortVlan, RateLimits, Trunk, UplinkPolicy, VlanProtocol, VlanSet};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
 use vm_api::config::net::backend::BackendConfig;
@@ -49,6 +49,12 @@ pub(crate) fn policy_of(config: &NetConfig, given: Option<MacAddress>) -> Policy
         storm: NonZeroU32::new(storm),
         max_tx_rate: NonZeroU32::new(max_tx_rate),
     }
+}
+
+/// The host's rules at the uplink of the switch that `config` describes, whose ports its guest governs.
+pub(crate) fn uplink_policy_of(config: &NetConfig) -> UplinkPolicy {
+    let Policy { port_vlan, trunk, storm, .. } = policy_of(config, None);
+    UplinkPolicy { port_vlan, trunk, storm }
 }
 
 /// The effective policy of the function that `config` describes.

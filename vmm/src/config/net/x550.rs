@@ -3,7 +3,7 @@
 //! The guest owns such a NIC: it sets the policies of the PF and of the VFs, which are ports of a switch. The host owns
 //! the uplink of that switch.
 
-use virtio_devices::X550Model;
+use virtio_devices::{UplinkPolicy, X550Model};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::vf_id;
 use vm_api::config::kinds::Ids;
@@ -39,6 +39,8 @@ pub struct X550Plan {
     pub total_vfs: u16,
     /// The switch that connects its functions, in the mode before a driver sets one, with the host's uplink.
     pub switch: SwitchPlan,
+    /// Rules of the host for what its functions exchange with the uplink.
+    pub uplink_policy: UplinkPolicy,
     /// True if its link is up when it is plugged in.
     pub link_up: bool,
     /// True if its link is down while its uplink is.
@@ -56,6 +58,7 @@ impl X550Plan {
             mac,
             total_vfs: config.sriov_vfs,
             switch: SwitchPlan::new(config, SwitchMode::Veb),
+            uplink_policy: policy::uplink_policy_of(config),
             link_up: policy::link_up(config),
             follows_uplink: config.policy.link.unwrap_or_default() == LinkPolicy::Auto,
             root: None,
@@ -127,6 +130,11 @@ pub(crate) fn check(model: X550Model, config: &NetConfig, vcpus: u32, subject: &
     let uplink = NetConfig { switch: Some(SwitchMode::Veb), sriov_vfs: config.sriov_vfs.max(1), ..config.clone() };
     uplink_rate::check_uplink(&uplink, subject)?;
     switch::check_closed(&uplink, subject)?;
+    let of_uplink = policy::policy_of(config, None);
+    if let (false, Some(key)) = (config.backend.is_given(), of_uplink.restrictions().next()) {
+        let what = format!("a rule for the uplink of an X550, which has none; add tap=, or leave {key} out");
+        return refuse(key, config.policy.value_of(key).unwrap_or_default(), what);
+    }
     switch::check_workers(&uplink, vcpus, subject)?;
     Nic { subject, config: &uplink }.check(vcpus)
 }
@@ -197,9 +205,12 @@ fn of_backend(model: X550Model, backend: &BackendConfig) -> Option<Refused> {
     Some((key, value, what))
 }
 
-/// A given key of the policy. The guest's driver sets that of each function; of the host's there is the link.
+/// Keys of the policy that the host has for an X550: its link, and rules for all frames at its uplink.
+const OF_HOST: [&str; 6] = ["link", "vlan", "vlan_qos", "vlan_proto", "trunk", "storm"];
+
+/// A given key of the policy that is not the host's. The guest's driver sets the policy of each function.
 fn of_policy(model: X550Model, config: &NetConfig) -> Option<Refused> {
-    let (key, value) = config.policy.given().find(|(key, _)| *key != "link")?;
+    let (key, value) = config.policy.given().find(|(key, _)| !OF_HOST.contains(key))?;
     let remedy = match key {
         "max_tx_rate" | "min_tx_rate" => format!("give uplink_rate= instead of {key}"),
         _ => format!("leave {key} out, and restrict the uplink's port on the host"),

@@ -22,7 +22,7 @@ const OF_POOL: u64 = 1;
 
 pub(super) fn open(x550: &X550Plan, site: &Site<'_>, opener: &mut BackendOpener<'_>) -> Result<Opened, DeviceError> {
     let Site { plan, placement, host } = *site;
-    let X550Plan { id, model, mac, total_vfs, switch, link_up, follows_uplink, root: _ } = x550;
+    let X550Plan { id, model, mac, total_vfs, switch, uplink_policy, link_up, follows_uplink, root: _ } = x550;
     let failure_watch = FailureWatch::of_nic(id, &host.events);
     let opened = opener.empty_switch(id, switch, total_vfs + 1);
     let switch = opened.map_err(|error| DeviceError::Backend { option: site.option(), error })?;
@@ -30,6 +30,7 @@ pub(super) fn open(x550: &X550Plan, site: &Site<'_>, opener: &mut BackendOpener<
     let uplink = switch.uplink_name().unwrap_or_default();
     switch.observe_uplink_loss(backend_observer(id, None, uplink, &host.events));
     let settings = PortSettings { follows_uplink: *follows_uplink, ..PortSettings::default() };
+    switch.restrict_uplink(uplink_policy.clone());
     // No worker runs before the first port is opened.
     drop(switch.set_ports((0..=*total_vfs).map(|port| (port, settings))));
     let ports = switch.x550(mac.0, *total_vfs);
