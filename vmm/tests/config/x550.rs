@@ -186,10 +186,7 @@ fn a_policy_that_no_uplink_can_have_is_refused() {
         ("storm=9", format!("storm=9: {}", none("storm"))),
         ("tap=up0,vlan=4095", "vlan=4095: not a VLAN; give 1 to 4094, or 0 for none".to_string()),
         ("tap=up0,vlan_qos=1", "vlan_qos=1: has no effect without a VLAN; add vlan=".to_string()),
-        (
-            "tap=up0,vlan=5,trunk=[5]",
-            "trunk=[5]: cannot be combined with vlan=5; give vlan=0 or trunk=[]".to_string(),
-        ),
+        ("tap=up0,vlan=5,trunk=[5]", "trunk=[5]: cannot be combined with vlan=5; give vlan=0 or trunk=[]".to_string()),
     ] {
         assert_eq!(refusal(keys), format!("--net id=n,{said}"), "{keys}");
     }

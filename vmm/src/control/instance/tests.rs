@@ -59,6 +59,13 @@ fn a_change_of_an_x550_is_left_to_its_guest() {
 }
 
 #[test]
+fn the_policy_of_an_x550s_pf_is_the_hosts_at_the_uplink() {
+    let net = r#"{"id":"x","model":"x550","tap":"up0","sriov_vfs":2,"vlan":7,"vlan_qos":3,"storm":9,"link":"up"}"#;
+    let policy = instance(&format!(r#"{{"net":[{net}]}}"#)).policy("x", None);
+    assert_eq!((policy.vlan, policy.vlan_qos, policy.storm, policy.link), (7, 3, 9, LinkPolicy::Up));
+}
+
+#[test]
 fn an_x550_is_added_as_planned_and_removed() {
     let mut instance = instance(r#"{"net":[{"id":"a","tap":"a"}]}"#);
     assert_eq!(instance.add(net("id=x,model=x550,tap=up0,sriov_vfs=63")).unwrap(), None);

@@ -38,8 +38,7 @@ fn arrive(card: &Card, frames: &[Vec<u8>]) {
         rustix::io::write(&card.peer, &[&[0; 12], &frame[..]].concat()).unwrap();
     }
     let core = card.switch.0.core();
-    let (mut rx, mut forwarder) =
-        (UplinkRx::new(core.uplink_index()).unwrap(), Forwarder::new(Arc::clone(core), 0));
+    let (mut rx, mut forwarder) = (UplinkRx::new(core.uplink_index()).unwrap(), Forwarder::new(Arc::clone(core), 0));
     rx.batch(core.uplink().unwrap(), &core.end, |batch| forwarder.forward(batch, &core.table()));
     forwarder.signal();
 }
