@@ -112,7 +112,8 @@ impl Rss {
         self.fields >> 16 != 0
     }
 
-    /// The queue and the hash of a frame, from its first bytes; 82 are enough. Frames of other types, and frames that end within a header, are for queue 0 without a hash.
+    /// The queue and the hash of a frame, from its first bytes; 82 are enough. Frames of other types, and frames
+    /// that end within a header, are for queue 0 without a hash.
     pub fn queue_of(&self, frame: &[u8]) -> Steered {
         if !self.is_enabled() {
             return Steered::default();

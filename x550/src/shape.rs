@@ -84,8 +84,8 @@ impl Model {
     }
 }
 
-/// The configuration space of the PF of an X550 at `rid`, with the permanent address `mac` and its VFs at `vfs`, of which
-/// [`pci::VfPlacement::total_vfs`] exist, at most [`TOTAL_VFS`].
+/// The configuration space of the PF of an X550 at `rid`, with the permanent address `mac` and its VFs at `vfs`, of
+/// which [`pci::VfPlacement::total_vfs`] exist, at most [`TOTAL_VFS`].
 pub fn pf_config(rid: Rid, mac: Mac, vfs: VfPlacement, port: PortType) -> ConfigShape {
     Model::X550.pf_config(rid, mac, vfs, port)
 }

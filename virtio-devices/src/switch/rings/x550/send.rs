@@ -27,7 +27,7 @@ pub(crate) struct X550Send {
     queue: u16,
     /// True while the rest of a frame that was dropped is skipped, up to its last descriptor.
     skips: bool,
-    /// The descriptors that are done and that the driver wants to be told of.
+    /// The descriptors that are done and for which the driver wants a report.
     done: Vec<u32>,
 }
 
