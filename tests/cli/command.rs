@@ -245,9 +245,9 @@ fn an_x550_is_refused_what_its_guest_decides() {
         "--net sriov_vfs=64: an X550 has at most 63 VFs; reserve fewer"
     );
     assert_eq!(
-        wrong(&["--net", "model=x550,tap=t,vlan=5"]),
-        "--net vlan=5: the guest owns the functions of an X550 and sets their policies; leave vlan out, and restrict \
-         the uplink's port on the host (docs/guide/x550.md)"
+        wrong(&["--net", "model=x550,tap=t,trust=on"]),
+        "--net trust=true: the guest owns the functions of an X550 and sets their policies; leave trust out, and \
+         restrict the uplink's port on the host (docs/guide/x550.md)"
     );
     assert_eq!(
         wrong(&["--net", "id=x,model=x550,sriov_vfs=4", "--net-vf", "pf=x,index=0,tap=t"]),

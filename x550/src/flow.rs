@@ -128,7 +128,7 @@ pub enum FlowAction {
 /// A rule as it was added: FDIRHASH, FDIRCMD without its operation, FDIRIPSA, FDIRIPDA, FDIRPORT, FDIRVLAN.
 pub type RuleState = [u32; 6];
 
-/// What the registers of a rule say.
+/// The registers of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rule {
     command: u32,
@@ -339,7 +339,7 @@ impl FlowTable {
         true
     }
 
-    /// What FDIRCMD shows of the rule `hash`.
+    /// The value of FDIRCMD for the rule `hash`.
     pub(crate) fn query(&self, hash: u32) -> Option<u32> {
         self.rules.get(&(hash & IDENTITY)).map(|rule| rule.command | command::VALID)
     }

@@ -138,7 +138,8 @@ fn pools_use_as_many_bits_as_they_have_queues() {
     }
 }
 
-/// What Linux writes for up to 31 VFs, and for more: receive, transmit and the VFs' registers agree on the queues.
+/// The values that Linux writes for up to 31 VFs, and for more.
+/// Receive, transmit and the VFs' registers agree on the queues.
 #[test]
 fn drivers_set_the_same_pools_in_all_three_registers() {
     for (gcr_ext, mrqc, mtqc, pools, per_pool) in [(2, 0xa, 0xa, 32, 4), (3, 0xb, 6, 64, 2)] {

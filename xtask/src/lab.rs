@@ -148,8 +148,8 @@ const KERNELS: [Kernel; 7] = [
         extra: &["vhost_vsock", "vfio-pci", "vfio_iommu_type1", "virtio_net", "igb", "loop"],
         containers: &["vxlan", "bridge", "veth"],
     },
-    // For `cargo xtask bench switch --qemu`, and for tests of VFIO and of the X550: Debian's cloud kernel has no drivers
-    // for such NICs.
+    // For `cargo xtask bench switch --qemu`, and for tests of VFIO and of the X550: Debian's cloud kernel has no
+    // drivers for such NICs.
     Kernel {
         name: GENERIC_KERNEL,
         meta: "linux-image-amd64",

@@ -24,7 +24,7 @@ use crate::net::Shared;
 pub(crate) struct OpenPort {
     /// The port's number.
     pub index: PortIndex,
-    /// Its NIC.
+    /// The NIC of the port.
     pub nic: PortNic,
     /// The doorbell of all its queues.
     pub kick: Arc<EventFd>,

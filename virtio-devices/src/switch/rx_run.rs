@@ -1,5 +1,5 @@
-//! A run of frames into a receive queue: policy, filter and offloads of its port, and what becomes of a frame that finds
-//! no buffers.
+//! A run of frames into a receive queue: policy, filter and offloads of its port, and the outcome of a frame that
+//! finds no buffers.
 
 mod write;
 
@@ -30,7 +30,7 @@ use crate::queue::ring::BrokenRing;
 /// A sender's scratch memory for receive queues, one after the other.
 #[derive(Default)]
 pub(crate) struct RxScratch {
-    /// That of virtqueues.
+    /// Scratch memory of virtqueues.
     pub virtqueue: VirtqueueScratch,
     /// The frame that is written to the buffers of an X550.
     pub whole: Vec<u8>,
@@ -72,7 +72,7 @@ pub(crate) enum DeliveryReason {
 /// The port of a receive queue, for the time of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Receiver<'r> {
-    /// Its NIC.
+    /// The NIC of the port.
     pub nic: &'r PortNic,
     /// Set when it must stop.
     pub stop: &'r AtomicBool,

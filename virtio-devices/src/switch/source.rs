@@ -27,6 +27,7 @@ pub(crate) enum End {
 }
 
 /// The next frame, or the reason why there is none.
+#[expect(clippy::large_enum_variant, reason = "it is matched at once, and a frame needs no allocation")]
 pub(crate) enum Next<'t> {
     /// A frame and its route.
     Frame(Frame<'t>),

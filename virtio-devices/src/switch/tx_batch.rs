@@ -31,7 +31,7 @@ pub(crate) const FRAME_COST: usize = 512;
 pub(crate) struct Sender<'b> {
     /// The port's number.
     pub index: PortIndex,
-    /// Its NIC.
+    /// The NIC of the port.
     pub nic: &'b PortNic,
     /// Set when it must stop.
     pub stop: &'b Arc<AtomicBool>,

@@ -1,6 +1,6 @@
 //! The data path of an emulated X550: its PF and each of its VFs is a port of a switch.
 //!
-//! A port has the rings that the driver has enabled, and is opened anew when that changes. The port's policy and
+//! A port has the rings that the driver has enabled, and is opened again when that changes. The port's policy and
 //! receive filter follow the registers of the function's pool: the switch's first worker looks at them before it
 //! rebuilds the forwarding table, so a driver that writes registers again and again costs no more than one that
 //! changes its filters.
@@ -232,7 +232,7 @@ impl X550Path {
         *running = Layout::default();
         let Some(memory) = nic.memory(port.place).filter(|_| !wanted.is_empty()) else { return Ok(()) };
         let CarriedNic { state, policy, counters } = port.carried.clone();
-        // The PF's driver is told of the link by the NIC.
+        // The NIC notifies the PF's driver of the link.
         let nic_of_port = PortNic { memory, state, policy, counters, tell_link: Box::new(|| {}) };
         // Drivers number the queues of their function, enabled or not.
         let first = pool_rules::first_queue(&nic.lock(), port.place);

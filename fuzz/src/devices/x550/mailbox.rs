@@ -11,7 +11,7 @@ use crate::input::{Input, Seed};
 const VFS: usize = 63;
 const MAILBOX: u32 = 1 << 19;
 
-/// What both sides see of a VF.
+/// The registers of a VF as both sides see them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Both {
     pf_owns: bool,

@@ -1,8 +1,8 @@
 //! BAR 0 of the PF and of its VFs, accesses of any width at any offset, with resets, events and saved states between.
 //!
 //! The oracle: a read returns what a peek showed, and a peek changes nothing; messages are for vectors that the
-//! function has; what the data path asks for is within its limits; a VF changes nothing but its own; what is
-//! saved is restored, and what cannot be is refused without a change.
+//! function has; what the data path asks for is within its limits; a VF changes nothing but its own; what is saved is
+//! restored, and what cannot be is refused without a change.
 
 use std::sync::OnceLock;
 

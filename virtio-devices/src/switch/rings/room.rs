@@ -10,9 +10,9 @@ use crate::switch::frame::body::Body;
 
 /// The buffers of a receive queue that is locked for a run of frames.
 pub(crate) enum Room<'r, 'm> {
-    /// Those of a virtqueue.
+    /// Buffers of a virtqueue.
     Virtqueue(VirtqueueRoom<'r, 'm>),
-    /// Those of an X550's ring.
+    /// Buffers of an X550's ring.
     X550(X550Room<'r, 'm>),
 }
 

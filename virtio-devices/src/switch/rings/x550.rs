@@ -31,7 +31,7 @@ fn read(memory: &DmaView, mut address: u64, data: &mut [u8]) -> bool {
     while !rest.is_empty() {
         let Some(piece) = memory.piece(address, rest.len(), Permissions::Read) else { return false };
         let (now, later) = rest.split_at_mut(piece.len().min(rest.len()));
-        if piece.len() == 0 {
+        if piece.is_empty() {
             return false;
         }
         piece.copy_to(now);

@@ -33,7 +33,7 @@ pub(crate) struct X550Receive {
     /// The queue of the NIC, 0 to 127.
     queue: u16,
     steering: Arc<Steering>,
-    /// True if the driver must be told of frames.
+    /// True if the driver must be notified of frames.
     has_news: Cell<bool>,
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct X550Send {
     skips: bool,
     /// Head and tail at which the driver has provided a part of a frame. It is not read again before the tail moves.
     incomplete: Option<(u32, u32)>,
-    /// The descriptors that are done and that the driver wants to be told of.
+    /// The descriptors that are done and for which the driver wants a report.
     done: Vec<u32>,
 }
 
