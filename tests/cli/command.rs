@@ -246,7 +246,7 @@ fn an_x550_is_refused_what_its_guest_decides() {
     );
     assert_eq!(
         wrong(&["--net", "model=x550,tap=t,trust=on"]),
-        "--net trust=true: the guest owns the functions of an X550 and sets their policies; leave trust out, and \
+        "--net trust=on: the guest owns the functions of an X550 and sets their policies; leave trust out, and \
          restrict the uplink's port on the host (docs/guide/x550.md)"
     );
     assert_eq!(

@@ -53,8 +53,8 @@ use switch_core::SwitchCore;
 use x550_path::X550Path;
 
 pub use mode::SwitchMode;
-pub use uplink_policy::UplinkPolicy;
 pub use spec::{MAX_PORTS, MAX_WORKERS, SwitchError, SwitchSpec};
+pub use uplink_policy::UplinkPolicy;
 pub use x550_path::ports::X550Ports;
 
 /// A switch. Clones are the same switch. Its threads end when the last clone and the last port's NIC are dropped.

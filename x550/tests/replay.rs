@@ -59,7 +59,7 @@ fn firmware(nic: &mut Nic, dwords: &[u32]) {
     poll(nic, PF, 0x15800, 0x00ff_0000, 0x0001_0000);
 }
 
-/// What the driver does before it resets: queues stop, and the bus is quiet.
+/// The driver's steps before a reset: queues stop, and the bus is quiet.
 fn stop_and_reset(nic: &mut Nic) {
     write(nic, PF, 0x888, u32::MAX);
     let _ = read(nic, PF, 0x800);

@@ -48,8 +48,8 @@ impl<'t> Frame<'t> {
         Self { header, head, front, front_len, len, route, mirror: None, queue: None }
     }
 
-    /// The frame with another header, and with `new` in place of the bytes that [`Self::head`] was parsed from; `len` is
-    /// its new length.
+    /// The frame with another header, and with `new` in place of the bytes that [`Self::head`] was parsed from. `len`
+    /// is its new length.
     pub(super) fn beginning_with(&self, header: [u8; HEADER], new: &NewHead, len: usize) -> Self {
         let (mut front, mut front_len) = ([0; MAX_FRONT], 0);
         let bytes = new.bytes().iter().chain(self.front().get(HEAD..).unwrap_or_default());

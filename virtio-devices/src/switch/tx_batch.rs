@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::frame::{Frame, MAX_FRONT};
 use super::frame::body::Body;
+use super::frame::{Frame, MAX_FRONT};
 use super::port_nic::PortNic;
 use super::rings::{Ended, Packet, SendRing};
 use super::shares::Shares;

@@ -220,7 +220,7 @@ impl X550Path {
         let Some(port) = self.ports.get(number) else { return Ok(()) };
         let mut running = port.running.lock();
         let wanted = *port.wanted.lock();
-        // One that was told to stop ends, even if it was to start again in the meantime.
+        // A port that must stop ends, even if it was to start again in the meantime.
         let is_stopped = port.open.load().as_ref().is_some_and(|open| open.is_stopped());
         if *running == wanted && !is_stopped {
             return Ok(());

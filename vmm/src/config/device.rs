@@ -109,7 +109,7 @@ impl DevicePlan {
         self.root().map_or(0, |root| root.bus)
     }
 
-    /// Its slot if one is given: the segment, the root bus, and the device number there.
+    /// The slot that the configuration gives it: the segment, the root bus, and the device number there.
     pub(crate) fn chosen_slot(&self) -> Option<(u16, u8, u8)> {
         Some((self.pci_segment, self.root_bus(), self.pci_device_id?))
     }

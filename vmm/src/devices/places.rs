@@ -54,9 +54,11 @@ mod tests {
 
     #[test]
     fn each_root_bus_has_slots_of_its_own() {
-        let mut config = VmConfig::default();
-        config.numa = ["guest_numa_id=0", "guest_numa_id=1"].map(|node| node.parse().unwrap()).into();
-        config.net = ["numa=0", "numa=0,pci_device_id=1", "id=c", "numa=1"].map(|net| net.parse().unwrap()).into();
+        let config = VmConfig {
+            numa: ["guest_numa_id=0", "guest_numa_id=1"].map(|node| node.parse().unwrap()).into(),
+            net: ["numa=0", "numa=0,pci_device_id=1", "id=c", "numa=1"].map(|net| net.parse().unwrap()).into(),
+            ..VmConfig::default()
+        };
         let plan = VmPlan::of(&config).unwrap();
         let places = plan.devices.iter().zip(of_new(&plan.devices)).filter(|(device, _)| device.net().is_some());
         let places: Vec<_> = places.map(|(_, place)| place).collect();

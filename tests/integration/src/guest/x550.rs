@@ -163,7 +163,7 @@ impl X550 {
         (0..all.len() - 1).map(&mut row).chain([last]).collect()
     }
 
-    /// What [`X550::reachability`] of `tenants` tenants is if all reach each other.
+    /// The [`X550::reachability`] of `tenants` tenants if all reach each other.
     pub fn everyone(tenants: usize) -> Vec<String> {
         let ports = tenants + 2;
         (0..ports).map(|own| "+".repeat(own) + "." + &"+".repeat(ports - own - 1)).collect()

@@ -26,7 +26,7 @@ fn dpdk_answers_on_vfs_of_an_x550_behind_the_iommu() {
         let text = String::from_utf8_lossy(&pings.unwrap().stdout).into_owned();
         assert!(text.contains(" 0% packet loss"), "{text}");
     }
-    assert!(nic.reaches(&X550::UPLINK.to_string()), "the PF beside them");
+    assert!(nic.reaches(&X550::UPLINK.to_string()), "the PF next to them");
     testpmd.command(&mut nic.guest, "stop");
     let log = testpmd.end(&mut nic.guest);
     assert!(!log.contains("Error"), "{log}");

@@ -6,7 +6,7 @@ use rstest::rstest;
 /// The name of a register and the link speed, as `ethtool -d` explains them.
 const REGISTERS: [&str; 3] = ["(Device Control)", "LINKS (Link Status register)", "10G"];
 
-/// What `ethtool` reads of the PF, in all its forms.
+/// Checks the answers of `ethtool` about the PF, in all its forms.
 fn assert_ethtool_reads_the_pf(nic: &mut X550) {
     let interface = nic.interface();
     let mut ethtool = |arguments: &str| nic.guest.ok(&format!("{ETHTOOL} {arguments}"));

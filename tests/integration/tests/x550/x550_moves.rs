@@ -18,7 +18,7 @@ const SUBNET: Subnet = Subnet(91);
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// What the guest's administrator has set, and what its PF counts of VFs.
+/// The settings of the guest's administrator, and the PF's counts of its VFs.
 fn shown(guest: &mut Guest) -> Value {
     let text = guest.ok(&format!("{} -j link show eth0", integration::IP));
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -52,7 +52,7 @@ fn assert_goes_on(guest: &mut Guest, tenants: &[Tenant], before: &Value) {
 }
 
 #[test]
-fn an_x550_with_vfs_on_moves_to_another_vmm_and_back_under_traffic() {
+fn an_x550_with_vfs_moves_and_returns_under_traffic() {
     let [here, there] = ["a", "b"].map(|name| Plan::new(name, &[]));
     let bridge = Bridge::new("x550br", SUBNET, &["apf", "bpf"]);
     let mut here = here.boot_over(|tap| X550::spec(Kernel::Generic).net(&X550::option(tap, VFS)));

@@ -1,4 +1,4 @@
-//! What a guest's administrator sets for VFs of an X550 by `ip link set PF vf N`, and what comes of it.
+//! Settings of a guest's administrator for VFs of an X550 (`ip link set PF vf N`), and their effects.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
@@ -25,7 +25,7 @@ fn host_ip(arguments: &str) {
     assert!(done.success(), "ip {arguments}");
 }
 
-/// What `ip link show` says about the VF, by key.
+/// Checks a value that `ip link show` has for the VF.
 fn assert_shown(nic: &mut X550, index: usize, key: &str, expected: &serde_json::Value) {
     let shown = nic.vf(index);
     assert_eq!(&shown[key], expected, "{key}: {shown}");

@@ -28,7 +28,7 @@ fn assert_groups_are_joined(nic: &mut X550, tenants: &[Tenant]) {
     nic.guest.ok(&tenants[0].command(&format!("{IP} maddr del {} dev vf", GROUP.1)));
 }
 
-/// A trusted VF beside a promiscuous PF sees what is for others.
+/// A trusted VF of a promiscuous PF sees what is for others.
 fn assert_a_trusted_vf_may_be_promiscuous(nic: &mut X550, tenants: &[Tenant]) {
     let interface = nic.interface();
     nic.set("vf 0 trust on");

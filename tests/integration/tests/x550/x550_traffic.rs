@@ -1,4 +1,4 @@
-//! Connections over an X550: segmentation, checksums, and VFs that come and go meanwhile.
+//! Connections over an X550: segmentation, checksums, and VFs that come and go in the meantime.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn transfer(nic: &mut X550, from: &Tenant, to: &Tenant) {
 }
 
 #[test]
-fn connections_between_vfs_are_segmented_and_their_checksums_right() {
+fn segments_between_vfs_are_cut_with_right_checksums() {
     let mut nic = X550::boot(Kernel::Generic, 3);
     let tenants = nic.tenants(3);
     nic.guest.ok(&format!("head -c {BYTES} /dev/urandom > /tmp/blob"));

@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(240);
 #[case::linux_6_12(Kernel::Generic)]
 #[ignore = "a longer test: a third kernel, which is fetched for it"]
 #[case::linux_backports(Kernel::GenericBackports)]
-fn ixgbevf_binds_to_vfs_that_reach_each_other_the_pf_and_the_host(#[case] kernel: Kernel) {
+fn vfs_reach_each_other_the_pf_and_the_host(#[case] kernel: Kernel) {
     let mut nic = X550::boot(kernel, 4);
     let tenants = nic.tenants(4);
     assert_eq!(nic.reachability(&tenants), X550::everyone(4));
@@ -37,7 +37,7 @@ fn ixgbevf_binds_to_vfs_that_reach_each_other_the_pf_and_the_host(#[case] kernel
     nic.guest.join_x550();
     tenants.iter().for_each(|tenant| tenant.await_carrier(&mut nic.guest, true));
     assert_eq!(nic.reachability(&tenants), X550::everyone(4));
-    // The end of a namespace returns its VF to the first one; the driver is then loaded anew.
+    // The end of a namespace returns its VF to the first one; the driver is then loaded again.
     tenants.into_iter().for_each(|tenant| tenant.end(&mut nic.guest));
     nic.guest.wait_for(&format!("[ $(ls -d {} | wc -l) = 4 ]", nic.pf.file("virtfn*/net/*")));
     nic.guest.unbind("0000:01:00.2");

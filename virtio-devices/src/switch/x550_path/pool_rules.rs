@@ -64,7 +64,9 @@ impl PoolRules {
             }),
             trunk: (pool.checks_vlan && pool.port_vlan.is_none()).then(|| Trunk {
                 // The check concerns tags: frames without one pass.
-                vlans: VlanSet::of((0..VLANS).filter(|vlan| *vlan == 0 || pool.has_vlan(*vlan)).map(|vlan| vlan..=vlan)),
+                vlans: VlanSet::of(
+                    (0..VLANS).filter(|vlan| *vlan == 0 || pool.has_vlan(*vlan)).map(|vlan| vlan..=vlan),
+                ),
                 protocol: VlanProtocol::Customer,
             }),
             spoof_check: pool.checks_mac,

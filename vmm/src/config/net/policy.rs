@@ -3,7 +3,9 @@
 use std::fmt::Display;
 use std::num::NonZeroU32;
 
-use virtio_devices::{BackendKind, MAX_VLAN, NetSpec, Policy, PortVlan, RateLimits, Trunk, UplinkPolicy, VlanProtocol, VlanSet};
+use virtio_devices::{
+    BackendKind, MAX_VLAN, NetSpec, Policy, PortVlan, RateLimits, Trunk, UplinkPolicy, VlanProtocol, VlanSet,
+};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
 use vm_api::config::net::backend::BackendConfig;

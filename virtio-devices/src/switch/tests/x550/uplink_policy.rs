@@ -68,7 +68,7 @@ fn only_vlans_of_the_trunk_leave_an_x550() {
         card.send(0, &away);
         assert_eq!(card.sent().len(), usize::from(passes), "{id}");
     }
-    // Nothing is lost on the way to another VF, and no driver is told of a spoofed frame.
+    // Nothing is lost on the way to another VF, and no driver counts a spoofed frame.
     card.send(2, &frame(mac(1), mac(2), 100));
     assert_eq!((card.frames(4).len(), card.counter(Place::Vf(0), Counter::TxBadVlan)), (1, 0));
     assert_eq!((card.counter(Place::Vf(0), Counter::TxFrames), card.read(0x8780)), (6, 0));
