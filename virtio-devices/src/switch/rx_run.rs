@@ -20,6 +20,7 @@ use super::rings::{Room, Supply, VirtqueueScratch};
 use super::tx_batch::FRAME_COST;
 use crate::DmaView;
 use crate::frames::net_protocol::Offloads;
+use crate::frames::net_protocol::ethernet::is_multicast;
 use crate::frames::net_protocol::header::{FLAGS, HEADER};
 use crate::frames::policy::{self, NewHead};
 use crate::frames::walk;
@@ -211,7 +212,11 @@ impl<'r, 'm> RxRun<'r, 'm> {
             }
             let wanted =
                 if policy.trusted { self.filter.wants(&head) } else { self.filter.wants_untrusted(&head, policy) };
-            if !wanted {
+            let [a, b, c, d, e, f, ..] = head;
+            let destination = [a, b, c, d, e, f];
+            let is_group = is_multicast(&destination) && destination != [0xff; 6];
+            let of_group = self.port.nic.wants_group.as_ref().filter(|_| is_group);
+            if !wanted || of_group.is_some_and(|wants| !wants(destination)) {
                 return Err(Counter::RxFiltered);
             }
         }

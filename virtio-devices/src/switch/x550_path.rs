@@ -15,12 +15,12 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
-use x550::{Direction, Doorbell, Mac, Nic, Place};
+use x550::{Direction, Doorbell, Mac, Nic, Place, Pool};
 
 use super::flow_rules::FlowRules;
 use super::handle::Threads;
 use super::port::OpenPort;
-use super::port_nic::PortNic;
+use super::port_nic::{GroupFilter, PortNic};
 use super::receiver::ReceiveRing;
 use super::rings::x550::{X550Receive, X550Send};
 use super::sender::{PortTx, SendQueue};
@@ -48,6 +48,8 @@ struct FunctionPort {
     index: PortIndex,
     carried: CarriedNic,
     steering: Arc<Steering>,
+    /// The pool, as policy and filter were made of it.
+    pool: ArcSwapOption<Pool>,
     /// The version of the registers that policy and filter were made of. Locked while they are made.
     applied: Mutex<u64>,
     /// The rings that should run.
@@ -126,6 +128,7 @@ impl X550Path {
                     counters: Arc::new(NetCounters::new()),
                 },
                 steering: Arc::new(Steering::new(rss.clone())),
+                pool: ArcSwapOption::empty(),
                 applied: Mutex::default(),
                 wanted: Mutex::default(),
                 running: Mutex::default(),
@@ -200,16 +203,28 @@ impl X550Path {
         self.ports.iter().for_each(|port| self.follow(port, nic));
     }
 
+    /// The filter of groups of a port.
+    fn groups_of(self: &Arc<Self>, number: usize, nic: &X550Handle) -> GroupFilter {
+        let (path, nic) = (Arc::downgrade(self), nic.clone());
+        Box::new(move |group| {
+            let path = path.upgrade();
+            let pool = path.as_ref().and_then(|path| path.ports.get(number)?.pool.load_full());
+            pool.is_none_or(|pool| pool_rules::wants_group(&nic.lock(), &pool, group))
+        })
+    }
+
     /// Makes a port follow the registers, if they have changed. Waits for a batch of the port in progress, if its link
     /// goes down.
     fn follow(&self, port: &FunctionPort, nic: &X550Handle) {
         let mut applied = port.applied.lock();
         let version = self.version.load(Ordering::Acquire);
         if std::mem::replace(&mut *applied, version) != version {
-            let (rules, rss) = {
+            let (rules, rss, pool) = {
                 let registers = nic.lock();
-                (PoolRules::of(&registers, port.place), pool_rules::rss(&registers, port.place))
+                let pool = registers.pool(pool_rules::pool_of(&registers.switching(), port.place));
+                (PoolRules::of(&registers, port.place), pool_rules::rss(&registers, port.place), pool)
             };
+            port.pool.store(Some(Arc::new(pool)));
             rules.apply(&port.carried, self.has_link());
             port.steering.set(rss);
         }
@@ -233,7 +248,8 @@ impl X550Path {
         let Some(memory) = nic.memory(port.place).filter(|_| !wanted.is_empty()) else { return Ok(()) };
         let CarriedNic { state, policy, counters } = port.carried.clone();
         // The NIC notifies the PF's driver of the link.
-        let nic_of_port = PortNic { memory, state, policy, counters, tell_link: Box::new(|| {}) };
+        let (tell_link, wants_group) = (Box::new(|| {}), Some(self.groups_of(number, nic)));
+        let nic_of_port = PortNic { memory, state, policy, counters, tell_link, wants_group };
         // Drivers number the queues of their function, enabled or not.
         let first = pool_rules::first_queue(&nic.lock(), port.place);
         let receive = (first..QUEUES - wanted.receive.leading_zeros() as u16).map(|queue| {

@@ -95,14 +95,14 @@ fn vfs_of_an_x550_serve_pods_with_each_key(#[case] kernel: Kernel) {
     let uplink = X550::UPLINK.to_string();
     node.live(0, &uplink);
 
-    let set = node.set(1, &format!("mac={GIVEN} spoofchk=off trust=on max_tx_rate=500"));
-    let wanted = json!({"mac": GIVEN, "spoofchk": false, "trust": true, "max_tx_rate": 500});
+    let set = node.set(1, "spoofchk=off max_tx_rate=500");
+    let wanted = json!({"spoofchk": false, "max_tx_rate": 500});
     for (key, value) in wanted.as_object().into_iter().flatten() {
         assert_eq!(&set[key], value, "{key}: {set}");
     }
     node.live(1, &uplink);
-    let set = node.set(1, "spoofchk=on trust=off max_tx_rate=0");
-    assert_eq!((&set["spoofchk"], &set["trust"], &set["max_tx_rate"]), (&json!(true), &json!(false), &json!(0)));
+    let set = node.set(1, "spoofchk=on max_tx_rate=0");
+    assert_eq!((&set["spoofchk"], &set["max_tx_rate"]), (&json!(true), &json!(0)));
 
     let set = node.set(2, "vlan=7:5");
     assert_eq!((&set["vlan"], &set["qos"]), (&json!(7), &json!(5)));
@@ -111,6 +111,11 @@ fn vfs_of_an_x550_serve_pods_with_each_key(#[case] kernel: Kernel) {
     }
     node.set(2, "vlan=0");
     node.live(2, &uplink);
+
+    // The driver of the VF takes these over when it starts again, which it does at most every 10 s.
+    let set = node.set(1, &format!("mac={GIVEN}"));
+    assert_eq!(set["mac"], GIVEN);
+    assert_eq!(node.set(1, "trust=on")["trust"], true);
 
     // As on hardware, ixgbe has no VLAN protocol but 802.1q, and no rate that is guaranteed.
     assert!(node.refused(0, "vlan=7:0:802.1ad").contains("protocol not supported"));

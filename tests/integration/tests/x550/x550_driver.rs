@@ -77,7 +77,7 @@ fn ixgbe_probes_an_x550_whose_link_is_up_at_10_gbit_s(#[case] kernel: Kernel) {
 }
 
 #[test]
-fn a_reboot_and_a_crash_leave_an_x550_usable() {
+fn a_reboot_leaves_an_x550_usable() {
     let mut nic = X550::boot(Kernel::Generic, 2);
     let vfs = nic.enable(2);
     nic.guest.reboot();
@@ -85,12 +85,6 @@ fn a_reboot_and_a_crash_leave_an_x550_usable() {
     nic.guest.load_x550();
     nic.guest.join_x550();
     assert_eq!(nic.enable(2).len(), vfs.len());
-    assert!(nic.reaches(&X550::UPLINK.to_string()));
-    nic.guest.crash();
-    nic.guest.wait_for_restart();
-    nic.guest.load_x550();
-    nic.guest.join_x550();
-    assert_eq!(nic.tenants(2).len(), 2);
     assert!(nic.reaches(&X550::UPLINK.to_string()));
     nic.guest.assert_x550_has_no_complaint();
     assert_eq!(nic.guest.power_off().code, Some(0));

@@ -337,6 +337,23 @@ fn a_vlan_tag_moves_to_and_from_descriptors() {
 
 /// X17: spoof checks.
 #[test]
+fn a_pool_receives_the_groups_whose_hash_is_set() {
+    let mut card = Card::new();
+    // ROMPE for VFs 1 and 2; MCSTCTRL.MFE with hashes of bits 47:36; MTA for 01:00:5e:00:00:05.
+    for pool in [1, 2] {
+        card.write(0xf000 + 4 * pool, 1 << 24 | 1 << 25 | 1 << 27);
+    }
+    card.write(0x5090, 1 << 2);
+    card.write(0x5200 + 4 * (0x50 >> 5), 1 << (0x50 & 31));
+    card.settle();
+    card.send(0, &frame(mac(0), [1, 0, 0x5e, 0, 0, 5], 64));
+    assert_eq!([2, 4, 6].map(|queue| card.frames(queue).len()), [1, 1, 0]);
+    card.send(0, &frame(mac(0), [1, 0, 0x5e, 0, 0, 6], 64));
+    assert_eq!([2, 4, 6].map(|queue| card.frames(queue).len()), [0, 0, 0]);
+    assert_eq!(card.counter(Place::Vf(1), Counter::RxFiltered), 1);
+}
+
+#[test]
 fn a_spoofed_address_is_dropped_and_counted() {
     let mut card = Card::new();
     // It counts for the next frame, before the switch has a new table.

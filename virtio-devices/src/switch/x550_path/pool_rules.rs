@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use x550::{Nic, Place, Pool, Rss, Switching};
+use x550::{Destination, Mac, Nic, Place, Pool, Rss, Switching};
 
 use crate::RateLimits;
 use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
@@ -37,6 +37,16 @@ pub(super) fn pool_of(switching: &Switching, place: Place) -> u16 {
 /// The first queue of a function's pool.
 pub(super) fn first_queue(nic: &Nic, place: Place) -> u16 {
     nic.pool(pool_of(&nic.switching(), place)).queues.start
+}
+
+/// True if a pool receives the frames of a group.
+pub(super) fn wants_group(nic: &Nic, pool: &Pool, group: [u8; 6]) -> bool {
+    match nic.destination(pool, Mac(group)) {
+        Destination::Own | Destination::Broadcast => true,
+        Destination::HashedGroup => pool.hashed_groups || pool.all_groups,
+        Destination::OtherGroup => pool.all_groups,
+        Destination::HashedUnicast | Destination::OtherUnicast => false,
+    }
 }
 
 /// The distribution of a function's frames to its queues.
@@ -99,7 +109,7 @@ fn filter_of(pool: &Pool) -> Filter {
     filter.set_mode(Mode::NoMulticast, false);
     filter.set_mode(Mode::NoBroadcast, !pool.broadcast);
     filter.set_mode(Mode::AllUnicast, pool.all_unicast);
-    // The hash of a group has 12 bits. Its drivers drop frames for the others.
+    // The port looks at the hashes of groups itself.
     filter.set_mode(Mode::AllMulticast, pool.all_groups || pool.hashed_groups);
     for mac in own {
         if mac[0] & 1 == 0 { filter.unicast.add(mac) } else { filter.multicast.add(mac) }
