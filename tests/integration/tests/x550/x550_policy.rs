@@ -101,7 +101,7 @@ fn the_guest_sets_the_policy_of_vfs_of_an_x550(#[case] kernel: Kernel) {
     assert_shown(&mut nic, 1, "vlan_list", &json!([{"vlan": VLAN.0, "qos": VLAN.1}]));
     assert_shown(&mut nic, 2, "rate", &json!({"max_tx": RATE, "min_tx": 0}));
     // The driver of a VF takes its address over when the interface is set up.
-    nic.guest.ok(&tenants[0].command(&format!("{IP} link set vf down; {IP} link set vf up")));
+    nic.guest.ok(&tenants[0].command(&format!("{IP} link set dev vf down; {IP} link set dev vf up")));
     nic.guest.wait_for(&format!(
         "[ \"$({})\" = {GIVEN} ]",
         tenants[0].command(&format!("{IP} -br link show vf | grep -o {GIVEN}"))

