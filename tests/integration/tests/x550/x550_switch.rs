@@ -34,7 +34,7 @@ fn assert_a_trusted_vf_may_be_promiscuous(nic: &mut X550, tenants: &[Tenant]) {
     tenants[0].await_carrier(&mut nic.guest, true);
     let seen = |nic: &mut X550| {
         let before = tenants[0].count(&mut nic.guest, "rx", "packets");
-            tenants[0].count(&mut nic.guest, "rx", "packets") - before
+        tenants[0].count(&mut nic.guest, "rx", "packets") - before
     };
     let without = seen(nic);
     nic.guest.ok(&tenants[0].command(&format!("{IP} link set vf promisc on")));
