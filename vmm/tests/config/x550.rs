@@ -79,7 +79,8 @@ fn an_x540_is_planned_and_refused_as_an_x550() {
     ] {
         assert_eq!(planned(&format!("id=n,model=x540,{keys}")).unwrap_err(), format!("--net id=n,{key}: {said}"));
     }
-    for keys in ["queue_size=512", "switch=veb", "vhost=on", "trust=on", "max_tx_rate=9", "bw_size=9,bw_refill_time=100"]
+    for keys in
+        ["queue_size=512", "switch=veb", "vhost=on", "trust=on", "max_tx_rate=9", "bw_size=9,bw_refill_time=100"]
     {
         let refusals = ["x540", "x550"].map(|model| planned(&format!("id=n,model={model},tap=t,{keys}")).unwrap_err());
         assert!(refusals[0].contains("an X540") && refusals[0] == refusals[1].replace("X550", "X540"), "{refusals:?}");
