@@ -158,6 +158,7 @@ fn every_key<T: Options>() -> String {
         "on|off|auto" => "auto",
         "client|server" => "server",
         "veb|vepa" => "veb",
+        "virtio|x550|x540" => "x540",
         "off|pf|<VF>" => "pf",
         "<threads>:<cores>:<dies>:<packages>" => "1:2:1:1",
         "[<vcpu>@[<cpu>,<cpu>-<cpu>,...],...]" => "[0@[1,3-4]]",
