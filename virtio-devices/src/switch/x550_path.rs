@@ -69,6 +69,8 @@ pub(crate) struct X550Path {
     is_connected: AtomicBool,
     /// The host keeps the link down for a while.
     is_held: AtomicBool,
+    /// The log has the host's failure to run queues. A guest can repeat it.
+    has_failed: AtomicBool,
     /// The number of times that the pools may have changed.
     version: AtomicU64,
 }
@@ -135,9 +137,10 @@ impl X550Path {
                 open: ArcSwapOption::empty(),
             }
         });
-        let ([is_held, is_connected], version) = ([false, true].map(AtomicBool::new), AtomicU64::new(1));
+        let [is_held, has_failed, is_connected] = [false, false, true].map(AtomicBool::new);
+        let version = AtomicU64::new(1);
         let (ports, nic) = (ports.collect(), OnceLock::new());
-        let path = Arc::new(Self { threads, ports, nic, is_connected, is_held, version });
+        let path = Arc::new(Self { threads, ports, nic, is_connected, is_held, has_failed, version });
         for port in &path.ports {
             path.threads.core().attach(port.index, Some(port.carried.clone()));
         }

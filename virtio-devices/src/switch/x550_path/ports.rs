@@ -51,7 +51,9 @@ impl DataPath for X550Ports {
         let name = thread_name(path.threads.core().id(), "port", 0);
         vec![Thread::of_end(name, move || {
             for number in changed {
-                if let Err(error) = path.reconcile(number, &nic) {
+                if let Err(error) = path.reconcile(number, &nic)
+                    && !path.has_failed.swap(true, Ordering::Relaxed)
+                {
                     log::error!("{}: a function's queues cannot run: {error}", nic.id());
                 }
             }
