@@ -1,0 +1,1 @@
+//! The guest's side of the channel by which it governs its VFs.

@@ -1,0 +1,3 @@
+//! Governs the VFs of a guest from within.
+
+fn main() {}
