@@ -232,6 +232,9 @@ pub struct PolicyInfo {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 100)]
     pub weight: Option<u8>,
+    /// Keys whose values the guest has set. Omitted if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub guest_set: Vec<String>,
 }
 
 /// The switch of a PF.

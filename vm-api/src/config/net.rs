@@ -1,6 +1,7 @@
 //! NICs, PFs and VFs: `--net`, `--net-vf` and their JSON.
 
 pub mod backend;
+pub mod guest_control;
 pub mod model;
 pub mod policy;
 pub mod switch;
@@ -19,6 +20,7 @@ use crate::config::keys;
 use crate::config::keys::Key;
 use crate::config::mac::{MacAddress, MacChoice};
 use crate::config::net::backend::BackendConfig;
+use crate::config::net::guest_control::GuestControl;
 use crate::config::net::model::NicModel;
 use crate::config::net::policy::PolicyConfig;
 use crate::config::net::switch::SwitchMode;
@@ -155,6 +157,11 @@ pub struct NetConfig {
     #[option("sriov_vfs=<number>")]
     #[schema(maximum = 32_512)]
     pub sriov_vfs: u16,
+    /// Settings of VFs that the guest may change itself, within what the host has set, with their limits. vlan alone is
+    /// all VLANs, max_tx_rate alone any limit. By default none (docs/policy.md).
+    #[option("guest_control=[vlan:<id>-<id>,mac,max_tx_rate:<Mbit/s>,link,spoofchk]")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest_control: Option<GuestControl>,
     /// Per-VF overrides (--net-vf on the command line). A VF without any has its own tap, or is on the switch.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub vfs: Vec<VfConfig>,
@@ -431,6 +438,7 @@ mod tests {
             "workers",
             "uplink_rate",
             "sriov_vfs",
+            "guest_control",
         ];
         assert_eq!(missing, of_the_pf);
     }
@@ -451,7 +459,8 @@ mod tests {
         let names: Vec<_> = NetConfig::keys().into_iter().map(|key| key.name).collect();
         let ends = ["id", "model", "tap", "ip", "mask", "mac", "host_mac", "mtu", "num_queues", "queue_size", "fd"];
         assert_eq!(names[..11], ends);
-        assert_eq!(names[names.len() - 6..], ["mirror", "weight", "switch", "workers", "uplink_rate", "sriov_vfs"]);
+        let last = ["mirror", "weight", "switch", "workers", "uplink_rate", "sriov_vfs", "guest_control"];
+        assert_eq!(names[names.len() - last.len()..], last);
     }
 
     #[test]
