@@ -147,6 +147,10 @@ pub trait VirtioDevice: Send {
     /// Returns to the power-on state. The workers are stopping; some may still run.
     fn reset(&mut self);
 
+    /// Ends settings that the guest has made through the host. Called after a conventional reset: a VF has one when it
+    /// ceases to exist.
+    fn end_guest_settings(&mut self) {}
+
     /// Called before the device is restored to `state`, in which a driver has accepted the feature bits `accepted`. A
     /// device whose backend is missing offers these from now on.
     fn adopt(&mut self, _accepted: u64, _state: &DeviceSpecific) {}

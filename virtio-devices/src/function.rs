@@ -78,6 +78,8 @@ pub struct VirtioFunction<D> {
     start_failures: u64,
     /// The cause of the last reset while a driver used the function.
     reset_by: ResetBy,
+    /// The number of conventional resets.
+    conventional_resets: u64,
     /// The cause of the last disabling of the VFs, of a PF.
     vfs_disabled_by: ResetBy,
     /// The log of the driver's actions, if they are logged.
@@ -142,6 +144,7 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             paused,
             start_failures,
             reset_by: ResetBy::default(),
+            conventional_resets: 0,
             vfs_disabled_by: ResetBy::default(),
             log: None,
             not_resumed,
@@ -211,6 +214,10 @@ impl<D: VirtioDevice> VirtioFunction<D> {
             // No driver is left that relies on the generation from before a restore.
             self.generation = 0;
             outcome.stopping.extend(self.reset_device());
+            if kind == pci::ResetKind::Conventional {
+                self.conventional_resets += 1;
+                self.device.end_guest_settings();
+            }
         }
         if outcome.effects.queues {
             outcome.stopping.extend(self.settle(powered));

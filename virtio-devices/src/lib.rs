@@ -64,7 +64,7 @@ pub use device::driver_log::DriverLog;
 pub use device::failures::{FailureChange, FailureObserver};
 pub use device::fault::{Fault, FaultError};
 pub use device::host_nic::{
-    ConnectError, FunctionStatus, HostNic, MacError, NewBackend, ResetBy, SriovStatus, StoppedBy,
+    ConnectError, FunctionStatus, HostNic, HostSettings, MacError, NewBackend, ResetBy, SriovStatus, StoppedBy,
 };
 pub use device::rate_limiter::{RateLimit, RateLimitGroup, RateLimiter, RateLimits};
 pub use device::worker::{StartWorker, WORKER_STACK, WorkerKind, start_workers_with};

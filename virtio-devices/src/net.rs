@@ -51,7 +51,7 @@ use crate::frames::net_protocol::{MAX_QUEUE_SIZE, features};
 use crate::frames::policy::Replaced;
 use crate::transport::features::has;
 use crate::{
-    BucketsState, ConnectError, DeviceSpecific, FeatureRequirement, HostNic, Interrupts, NewBackend, NicState, Start,
+    BucketsState, ConnectError, DeviceSpecific, FeatureRequirement, HostNic, HostSettings, Interrupts, NewBackend, NicState, Start,
     StateError, VirtioDevice, Worker,
 };
 pub use carrier::PortHandle;
@@ -108,6 +108,8 @@ pub struct Net {
     moved: bool,
     /// The address was that of a backend, which is missing.
     takes_mac: bool,
+    /// The host's settings, while the guest has made others.
+    host: Option<Box<HostSettings>>,
 }
 
 impl Net {
@@ -146,6 +148,7 @@ impl Net {
             negotiated: 0,
             moved: false,
             takes_mac,
+            host: None,
             spec: NetSpec { mac, mtu: offered.mtu, ..spec },
             engine,
             doorbells: offered.doorbells,
@@ -346,6 +349,7 @@ impl VirtioDevice for Net {
             negotiated,
             moved,
             takes_mac: _,
+            host: _,
         } = self;
         counted.was_reset();
         // Workers that are still exiting keep the old state. The link belongs to the host and stays as it is.
@@ -355,6 +359,10 @@ impl VirtioDevice for Net {
         wake.clear();
         (*fresh, *negotiated, *moved) = (true, 0, false);
         self.attach();
+    }
+
+    fn end_guest_settings(&mut self) {
+        self.return_to_host();
     }
 
     fn adopt(&mut self, accepted: u64, state: &DeviceSpecific) {

@@ -248,7 +248,8 @@ impl<D: VirtioDevice> Inspect for NetSriov<D> {
         let vf = self.vf(index)?;
         let reset_by = if removed { ResetBy::Removal } else { vf.reset_by() };
         let stopped_by = vf.stopped_by(self.functions.is_powered());
-        Some(FunctionStatus { exists, removed, driver: vf.status(), stopped_by, reset_by })
+        let (driver, conventional_resets) = (vf.status(), vf.conventional_resets());
+        Some(FunctionStatus { exists, removed, driver, stopped_by, reset_by, conventional_resets })
     }
 
     fn sriov_status(&self) -> Option<SriovStatus> {

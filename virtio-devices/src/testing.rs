@@ -68,6 +68,8 @@ pub struct FakeDevice {
     pub starts: usize,
     /// Number of resets.
     pub resets: usize,
+    /// Number of ends of the guest's settings.
+    pub guest_settings_ended: usize,
     /// The features and the queues of the last start.
     pub started: Option<(u64, Vec<u16>)>,
     /// The queues of the last start.
@@ -95,6 +97,7 @@ impl FakeDevice {
             started: None,
             queues: Vec::new(),
             interrupts: None,
+            guest_settings_ended: 0,
             refuse: false,
             config: [0; 8],
             counters: Arc::default(),
@@ -180,6 +183,10 @@ impl VirtioDevice for FakeDevice {
         self.queues.clone_from(&start.queues);
         self.interrupts = Some(Arc::clone(&start.interrupts));
         if self.threads { Ok(vec![self.worker(start)?]) } else { Ok(Vec::new()) }
+    }
+
+    fn end_guest_settings(&mut self) {
+        self.guest_settings_ended += 1;
     }
 
     fn reset(&mut self) {

@@ -315,6 +315,8 @@ impl Inspect for X550Sriov {
             driver,
             stopped_by: self.stopped_by(function).filter(|_| is_up),
             reset_by: if removed { ResetBy::Removal } else { reset_by },
+            // Its guest sets its policies by its registers alone.
+            conventional_resets: 0,
         })
     }
 

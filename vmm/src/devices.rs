@@ -110,6 +110,11 @@ impl Plugged {
         Counted { kind, functions, latencies: self.handle.disk().map_or_else(Vec::new, Disk::latencies) }
     }
 
+    /// Counts of VF `index` of a virtio NIC until now, by name; none of another device.
+    pub fn counted_vf(&self, index: u16) -> Vec<(&'static str, u64)> {
+        self.handle.counts_of_vf(index)
+    }
+
     /// Changes the size of a disk in bytes, and notifies the guest. `None` if the device is not a disk.
     pub fn resize_disk(&self, bytes: u64, is_paused: bool) -> Option<Result<(), ResizeError>> {
         Some(self.handle.disk()?.resize(bytes, &self.slot, is_paused))

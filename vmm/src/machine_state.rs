@@ -29,6 +29,7 @@ pub mod version;
 
 use serde::{Deserialize, Serialize};
 use virtio_devices::DeviceState;
+use vm_api::config::net::guest_control::GuestSettings;
 
 use crate::acpi::event_state::EventDeviceState;
 use crate::firmware::{FirmwareState, LegacyState};
@@ -81,6 +82,21 @@ pub struct MachineState {
     /// none, and are not compared.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub told: Vec<(String, String)>,
+    /// Settings that the guest has made for its VFs. States of older programs have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guest_vfs: Vec<GuestVfState>,
+}
+
+/// Settings that the guest has made for a VF.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuestVfState {
+    /// Id of the PF.
+    pub id: String,
+    /// Index of the VF.
+    pub vf: u16,
+    /// The settings.
+    pub settings: GuestSettings,
 }
 
 /// Guest-physical layout of a machine, in bytes.

@@ -48,6 +48,20 @@ pub trait HostNic {
     /// [`MacError`]; the address is unchanged then.
     fn set_mac(&mut self, mac: [u8; 6]) -> Result<Replaced, MacError>;
 
+    /// As [`Self::set_mac`], also while a driver uses the address that it has read: its guest has asked for the change,
+    /// and makes the driver use the new one.
+    ///
+    /// # Errors
+    ///
+    /// [`MacError`]; the address is unchanged then.
+    fn set_mac_for_guest(&mut self, mac: [u8; 6]) -> Result<Replaced, MacError> {
+        self.set_mac(mac)
+    }
+
+    /// Keeps the host's settings of a VF that now has others of its guest. The next conventional reset returns to them
+    /// before a driver can see the VF again. `None` keeps the current ones.
+    fn return_to(&mut self, _host: Option<HostSettings>) {}
+
     /// Replaces the policy. Buckets whose limits stay are not refilled.
     fn set_policy(&mut self, policy: Policy, limits: RateLimits) -> Replaced;
 
@@ -107,6 +121,21 @@ impl MacError {
     }
 }
 
+/// Settings of a network function that the host has made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostSettings {
+    /// Ethernet address; `None` for that of its backend, which stays.
+    pub mac: Option<[u8; 6]>,
+    /// Policy of its packets.
+    pub policy: Policy,
+    /// Limits of its packets.
+    pub limits: RateLimits,
+    /// True if the link is up.
+    pub link_up: bool,
+    /// True if the link follows the function's own tap.
+    pub follows_tap: bool,
+}
+
 /// The status of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FunctionStatus {
@@ -120,6 +149,8 @@ pub struct FunctionStatus {
     pub stopped_by: Option<StoppedBy>,
     /// The cause of its last reset while a driver used it.
     pub reset_by: ResetBy,
+    /// The number of its conventional resets. A VF has one whenever it ceases to exist.
+    pub conventional_resets: u64,
 }
 
 /// A register by which the guest keeps the queues of a ready driver stopped.

@@ -40,6 +40,11 @@ impl<D: VirtioDevice> VirtioFunction<D> {
         }
     }
 
+    /// The number of conventional resets.
+    pub(crate) fn conventional_resets(&self) -> u64 {
+        self.conventional_resets
+    }
+
     /// The cause of the last disabling of its VFs.
     pub(crate) fn vfs_disabled_by(&self) -> ResetBy {
         self.vfs_disabled_by

@@ -63,6 +63,7 @@ impl<D: VirtioDevice> Inspect for VirtioFunction<D> {
             driver: self.status(),
             stopped_by: self.stopped_by(true),
             reset_by: self.reset_by,
+            conventional_resets: self.conventional_resets,
         })
     }
 

@@ -10,7 +10,7 @@ use super::filter::is_multicast;
 use crate::backend::{BackendKind, BackendObserver};
 use crate::frames::policy::{Policy, Replaced};
 use crate::transport::features::has;
-use crate::{HostNic, MacError, RateLimits};
+use crate::{HostNic, HostSettings, MacError, RateLimits};
 
 impl HostNic for Net {
     fn backend_kind(&self) -> BackendKind {
@@ -60,9 +60,18 @@ impl HostNic for Net {
         if self.interrupts.is_some() && !matches!(self.engine, Engine::Switch(_)) {
             return Err(MacError::InUse);
         }
-        self.spec.mac = mac;
-        self.state.set_mac(mac);
-        Ok(self.carrier_changed().unwrap_or_default())
+        Ok(self.take_mac(mac))
+    }
+
+    fn set_mac_for_guest(&mut self, mac: [u8; 6]) -> Result<Replaced, MacError> {
+        if is_multicast(&mac) || mac == [0; 6] {
+            return Err(MacError::NotUnicast);
+        }
+        Ok(self.take_mac(mac))
+    }
+
+    fn return_to(&mut self, host: Option<HostSettings>) {
+        self.host = host.map(Box::new);
     }
 
     fn set_policy(&mut self, policy: Policy, limits: RateLimits) -> Replaced {
@@ -144,6 +153,24 @@ impl HostNic for Net {
 }
 
 impl Net {
+    /// Makes `mac` the function's address, now and after resets.
+    fn take_mac(&mut self, mac: [u8; 6]) -> Replaced {
+        self.spec.mac = mac;
+        self.state.set_mac(mac);
+        self.carrier_changed().unwrap_or_default()
+    }
+
+    /// Returns to the settings of [`HostNic::return_to`], if there are any. The function has just been reset: no queue
+    /// uses the others.
+    pub(super) fn return_to_host(&mut self) {
+        let Some(host) = self.host.take() else { return };
+        let HostSettings { mac, policy, limits, link_up, follows_tap } = *host;
+        drop(mac.map(|mac| self.take_mac(mac)));
+        drop(self.set_policy(policy, limits));
+        self.follow_tap(follows_tap);
+        drop(self.set_link(link_up));
+    }
+
     /// True if the link is up, as the driver reads it: a tap's state is that which its worker has seen last.
     pub(super) fn has_link(&self) -> bool {
         self.state.link_up() && self.health.link_up()

@@ -1,6 +1,7 @@
 //! NICs, PFs and VFs: rules and plans.
 
 pub(crate) mod backend;
+pub(crate) mod guest_control;
 pub(crate) mod nic;
 pub(crate) mod policy;
 pub(crate) mod pool;

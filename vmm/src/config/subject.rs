@@ -28,6 +28,11 @@ impl Subject {
         Self(format!("pf={pf},index={index},"))
     }
 
+    /// No subject: keys stand alone.
+    pub(crate) const fn nothing() -> Self {
+        Self(String::new())
+    }
+
     /// The option without a further key.
     pub(crate) fn bare(&self) -> &str {
         self.0.trim_end_matches([',', ' '])

@@ -63,6 +63,7 @@ impl Instance {
         let vm = self.vm_mut().ok_or_else(not_booted)?;
         vm.give_backend((&given.id, vf), &nic, opened.backend).map_err(Error::from)?;
         self.planned = Arc::new(planned);
+        self.decide_again(|pf, _| pf == given.id);
         if !fds.is_empty() {
             self.fds.entry(given.id.clone()).or_default().extend(fds);
         }

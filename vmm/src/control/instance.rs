@@ -1,7 +1,11 @@
 //! The VM of the API: a configuration, and a [`Vm`] while it is booted.
 
 mod faults;
+mod guest_control;
+mod guest_notices;
+mod guest_settings;
 mod hotplug;
+mod in_force;
 mod resizing;
 mod vf_settings;
 
@@ -19,6 +23,7 @@ use vm_api::config::id::LONGEST;
 use crate::api::info::{PolicyInfo, VmState};
 use crate::api::{Action, Failure};
 use crate::config::{DeviceKind, DevicePlan, LinkPolicy, NetConfig, PlannedVm, VmConfig};
+use crate::control::instance::guest_settings::GuestVfs;
 use crate::control::opening::{Acquire, OpenedResources};
 use crate::control::set_vf;
 use crate::devices::Removed;
@@ -54,6 +59,8 @@ pub(crate) struct Instance {
     pub(super) vm: Option<Vm>,
     /// VF links set since boot, by PF and index.
     links: HashMap<(String, u16), LinkPolicy>,
+    /// Settings that the guest has made for its VFs.
+    guest_vfs: GuestVfs,
     /// True if links may be taken down while the VM is sent.
     pub(super) leaves_links: bool,
     pub(super) held: Vec<Held>,
@@ -101,6 +108,7 @@ impl Instance {
             vcpus,
             fds,
             links,
+            guest_vfs: GuestVfs::new(),
             leaves_links: false,
             held: Vec::new(),
             vm: None,
@@ -129,6 +137,7 @@ impl Instance {
     ) -> Result<Self, Error> {
         let Restored { planned, mut vm, machine, links } = restored;
         vm.take_terminal()?;
+        guest_settings::prepare_guest_settings(&vm, &planned, &machine.guest_vfs);
         vm.restore_machine(&machine).map_err(SnapshotError::from)?;
         vm.read_input()?;
         let mut instance = Self::new(planned, events, limits);
@@ -140,6 +149,7 @@ impl Instance {
         instance.has_run = true;
         instance.links = links.into_iter().map(|SavedLink { id, vf, link }| ((id, vf), link)).collect();
         instance.restore_links();
+        instance.restore_guest_settings(&machine.guest_vfs);
         instance.keep_descriptors(fds);
         Ok(instance)
     }
@@ -171,11 +181,12 @@ impl Instance {
     /// Fails if the VM cannot be saved.
     pub(crate) fn saver(&mut self, folder: PathBuf) -> Result<Saver, Failure> {
         let vm = self.vm.as_mut().ok_or_else(|| Failure::new(ErrorKind::Conflict, "the VM is not booted"))?;
-        let machine = vm.save_machine().map_err(|error| Error::from(SnapshotError::from(error)))?;
-        let machine = serde_json::to_value(machine)
-            .map_err(|error| Failure::new(ErrorKind::Host, format!("the machine cannot be JSON: {error}")))?;
+        let mut machine = vm.save_machine().map_err(|error| Error::from(SnapshotError::from(error)))?;
         let (memory, filling) = (vm.memory().clone(), vm.filling().cloned());
         let discarded = vm.devices().discarded();
+        machine.guest_vfs = self.saved_guest_settings();
+        let machine = serde_json::to_value(machine)
+            .map_err(|error| Failure::new(ErrorKind::Host, format!("the machine cannot be JSON: {error}")))?;
         let links = self.saved_links();
         let awaiting = self.awaited_descriptors();
         let config = self.config().clone();
@@ -205,7 +216,8 @@ impl Instance {
     /// Policy of VF `vf` of the NIC `id`, or of the NIC itself.
     pub(crate) fn policy(&self, id: &str, vf: Option<u16>) -> PolicyInfo {
         let link = vf.and_then(|index| self.links.get(&(id.to_string(), index)));
-        set_vf::policy_of(self.config(), id, vf, link.copied())
+        let guest = vf.map(|index| self.guest_settings(id, index)).unwrap_or_default();
+        set_vf::policy_of(self.config(), id, vf, link.copied(), &guest)
     }
 
     /// State for `vm.info`.
@@ -236,6 +248,7 @@ impl Instance {
         }
         self.vm = Some(vm);
         self.links.clear();
+        self.guest_vfs.clear();
         self.held.clear();
         Ok(())
     }
@@ -379,6 +392,7 @@ impl Instance {
         let removed = vm.remove_unplugged();
         let started = reset(vm).map_err(Error::from);
         self.forget(&removed);
+        self.end_stale_guest_settings();
         match started {
             Ok(()) if is_told => self.events.vm("rebooted"),
             Ok(()) => {}
@@ -435,6 +449,7 @@ impl Instance {
         self.planned_mut().remove(id);
         self.fds.remove(id);
         self.links.retain(|(pf, _), _| pf != id);
+        self.guest_vfs.forget(id);
     }
 }
 

@@ -124,9 +124,10 @@ impl ControlLoop {
         let began = Instant::now();
         vm.pause_in_time().map_err(|error| error.to_string())?;
         let stop = began.elapsed();
-        let machine = vm.save_machine().map_err(|error| error.to_string())?;
-        let stateful = vm.devices().memory_users().stateful();
-        Ok(StoppedGuest { machine: Box::new(machine), locks: vm.storage_locks(), stateful, stop })
+        let mut machine = vm.save_machine().map_err(|error| error.to_string())?;
+        let (stateful, locks) = (vm.devices().memory_users().stateful(), vm.storage_locks());
+        machine.guest_vfs = self.instance.as_ref().map(Instance::saved_guest_settings).unwrap_or_default();
+        Ok(StoppedGuest { machine: Box::new(machine), locks, stateful, stop })
     }
 
     /// Resumes a guest that ran.

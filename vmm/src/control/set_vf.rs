@@ -7,23 +7,37 @@ use virtio_devices::{BackendKind, HostNic, MacError, Replaced};
 
 use crate::api::info::PolicyInfo;
 use crate::api::{Failure, SetVf};
+use crate::config::net::guest_control;
 use crate::config::net::policy::{self, Carrier};
 use crate::config::subject::Subject;
 use crate::config::{
     LinkPolicy, MacAddress, MacChoice, NetConfig, NicPlan, PlannedVm, Problem, VfConfig, VfRange, VmConfig,
 };
 use crate::error_kind::ErrorKind;
+use vm_api::config::net::guest_control::GuestSettings;
 
-/// Returns the policy of VF `vf` of the NIC `id`, or of the NIC itself. `link` overrides its link.
-pub(super) fn policy_of(config: &VmConfig, id: &str, vf: Option<u16>, link: Option<LinkPolicy>) -> PolicyInfo {
+/// Returns the policy of VF `vf` of the NIC `id`, or of the NIC itself. `link` overrides its link, and `guest` has the
+/// settings that the guest has made.
+pub(super) fn policy_of(
+    config: &VmConfig,
+    id: &str,
+    vf: Option<u16>,
+    link: Option<LinkPolicy>,
+    guest: &GuestSettings,
+) -> PolicyInfo {
     let none = NetConfig::default();
     let net = config.net.iter().find(|net| net.id.as_deref() == Some(id)).unwrap_or(&none);
     let policy = match vf {
         None => policy::info_of(net),
         Some(index) => {
             let unsaid = VfConfig::default();
-            let own = net.vf(index).unwrap_or(&unsaid);
-            policy::info_of(&own.over(net, net.num_queues))
+            let own = net.vf(index).unwrap_or(&unsaid).over(net, net.num_queues);
+            if !guest.is_empty() {
+                let link = link.or(own.policy.link).unwrap_or_default();
+                let guest_set = guest.keys().into_iter().map(str::to_string).collect();
+                return PolicyInfo { guest_set, ..policy::info_of(&guest_control::effective(&own, link, guest)) };
+            }
+            policy::info_of(&own)
         }
     };
     PolicyInfo { link: link.unwrap_or(policy.link), ..policy }

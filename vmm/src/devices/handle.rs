@@ -53,6 +53,13 @@ impl Handle {
         }
     }
 
+    /// The counters of VF `index` of a virtio NIC until now; none of another device.
+    pub(super) fn counts_of_vf(&self, index: u16) -> Counts {
+        let Self::Net(net) = self else { return Counts::new() };
+        let function = net.counters.get(1 + usize::from(index));
+        function.map(|function| NicCounters::counted(std::slice::from_ref(function)).concat()).unwrap_or_default()
+    }
+
     /// The disk, if the device is one.
     pub(super) const fn disk(&self) -> Option<&Disk> {
         match self {

@@ -84,6 +84,7 @@ impl Vm {
             stop,
             triple_faults: self.triple_faults,
             told: self.told(),
+            guest_vfs: Vec::new(),
         })
     }
 
@@ -131,6 +132,7 @@ impl Vm {
             stop: None,
             triple_faults: self.triple_faults,
             told: self.told(),
+            guest_vfs: Vec::new(),
         }
     }
 

@@ -13,7 +13,7 @@ use super::super::receive::Receive;
 use super::super::testing::*;
 use super::super::transmit::Transmit;
 use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
-use crate::{HostNic, MacError, NetSpec, RateLimits, VirtioDevice};
+use crate::{HostNic, HostSettings, MacError, NetSpec, RateLimits, VirtioDevice};
 
 const FURTHER: [u8; 6] = [0x52, 0x54, 0, 0, 0, 3];
 const PORT_VLAN: PortVlan = PortVlan { id: 100, priority: 3, protocol: VlanProtocol::Customer };
@@ -330,4 +330,47 @@ fn spoof_check_follows_the_drivers_mac_and_survives_its_reset() {
     guest.device.set_policy(Policy { spoof_check: true, ..Policy::default() }, RateLimits::default()).wait().unwrap();
     assert!(!send(&mut guest, OTHER));
     guest.stop();
+}
+
+#[test]
+fn an_address_that_the_guest_asks_for_applies_while_its_driver_runs() {
+    let host = Policy { address: Some(MAC), spoof_check: true, trusted: false, ..Policy::default() };
+    let mut guest = Guest::with(NetSpec { policy: host.clone(), ..spec(1, 64) });
+    guest.start_fresh(COMMANDS);
+    let send = |guest: &mut Guest, source| {
+        let before = guest.count(Counter::TxFrames) + guest.count(Counter::TxSpoofedMac);
+        guest.queues[1].send(BUFFERS, &with_header(&from(source, None)), &[]);
+        guest.kick(1);
+        eventually("a frame", || guest.count(Counter::TxFrames) + guest.count(Counter::TxSpoofedMac) > before);
+        receive(&guest.host[0]).is_some()
+    };
+    assert_eq!(set_address(&mut guest, OTHER), 1, "the host has given another");
+    let settings = HostSettings {
+        mac: Some(MAC),
+        policy: host.clone(),
+        limits: RateLimits::default(),
+        link_up: true,
+        follows_tap: true,
+    };
+    guest.device.return_to(Some(settings));
+    guest.device.set_mac_for_guest(OTHER).unwrap().wait().unwrap();
+    let policy = Policy { address: Some(OTHER), port_vlan: None, ..host };
+    guest.device.set_policy(policy, RateLimits::default()).wait().unwrap();
+    assert_eq!([MAC, OTHER].map(|source| send(&mut guest, source)), [false, true]);
+    let mut shown = [0; 6];
+    guest.device.config_read(0, &mut shown);
+    assert_eq!(shown, OTHER, "in the configuration");
+    assert_eq!((set_address(&mut guest, MAC), set_address(&mut guest, OTHER)), (1, 0));
+    assert_eq!(guest.device.set_mac_for_guest([1, 0, 0, 0, 0, 1]).err(), Some(MacError::NotUnicast));
+    guest.stop();
+    // A driver that resets its function keeps the address; a VF that ceased to exist does not.
+    guest.device.reset();
+    assert_eq!(guest.device.mac(), OTHER);
+    guest.device.end_guest_settings();
+    assert_eq!(guest.device.mac(), MAC);
+    guest.start_fresh(COMMANDS);
+    assert_eq!([MAC, OTHER].map(|source| send(&mut guest, source)), [true, false]);
+    guest.stop();
+    guest.device.reset();
+    assert_eq!(guest.device.mac(), MAC);
 }

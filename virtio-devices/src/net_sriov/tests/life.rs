@@ -213,3 +213,29 @@ fn the_disabling_of_vfs_names_the_driver_a_flr_or_the_host() {
     let _ = device.reset(ResetKind::Conventional);
     assert_eq!(by(&device), ResetBy::Conventional);
 }
+
+/// Settings of the guest for a VF last as long as this number stays.
+#[test]
+fn each_vf_counts_how_often_it_ceased_to_exist() {
+    let mut device = idle();
+    let count = |device: &Nic| {
+        [0, 1].map(|index| device.function_status(Some(VfIndex(index))).unwrap().conventional_resets)
+    };
+    let _ = enable(&mut device, 2);
+    let (start, ended) = (count(&device), |device: &Nic| device.vf(VfIndex(0)).unwrap().device().guest_settings_ended);
+    // Its own driver, a function level reset and a repeated VF Enable end nothing.
+    assert_eq!(vf(&mut device, 0).init(), 15);
+    let _ = vf(&mut device, 0).flr();
+    let _ = pf(&mut device).config_write(SRIOV + 8, 2, 0x9);
+    assert_eq!((count(&device), ended(&device)), (start, 0));
+    let _ = disable(&mut device);
+    let _ = enable(&mut device, 1);
+    assert_eq!((count(&device), ended(&device)), (start.map(|number| number + 1), 1), "in the write that disables");
+    let _ = pf(&mut device).flr();
+    assert_eq!(count(&device), [start[0] + 2, start[1] + 1]);
+    let _ = enable(&mut device, 1);
+    let _ = device.reset(ResetKind::Conventional);
+    let _ = enable(&mut device, 1);
+    device.inject(Some(VfIndex(0)), Fault::Removal).unwrap();
+    assert_eq!((count(&device)[0], ended(&device)), (start[0] + 4, 4));
+}

@@ -18,7 +18,7 @@ use crate::config::net::switch;
 use crate::config::subject::Subject;
 
 /// The highest priority of a tag.
-const MAX_QOS: u8 = 7;
+pub(crate) const MAX_QOS: u8 = 7;
 
 /// The policy of the function that `config` describes, which was checked. `given` is its configured address.
 pub(crate) fn policy_of(config: &NetConfig, given: Option<MacAddress>) -> Policy {
@@ -37,6 +37,7 @@ pub(crate) fn policy_of(config: &NetConfig, given: Option<MacAddress>) -> Policy
         isolated: _,
         mirror: _,
         weight: _,
+        guest_set: _,
     } = info_of(config);
     let protocol = match vlan_proto {
         VlanProto::Customer => VlanProtocol::Customer,
@@ -99,6 +100,7 @@ pub(crate) fn info_of(config: &NetConfig) -> PolicyInfo {
         isolated: settings.isolated,
         mirror: mirror.unwrap_or_default(),
         weight: port.map(|_| settings.weight),
+        guest_set: Vec::new(),
     }
 }
 

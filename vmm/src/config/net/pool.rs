@@ -1,5 +1,6 @@
 //! A NIC and its VFs, each with its effective settings.
 
+use crate::config::net::guest_control;
 use crate::config::net::nic::Nic;
 use crate::config::net::switch;
 use crate::config::net::uplink_rate;
@@ -80,6 +81,7 @@ impl<'a> Pool<'a> {
     ///
     /// Fails with the first mistake.
     pub(crate) fn check(&self, vcpus: u32) -> Result<(), ConfigError> {
+        guest_control::check(self.pf, &self.subject)?;
         if let Some(model) = x550::model(self.pf) {
             return x550::check(model, self.pf, vcpus, &self.subject);
         }

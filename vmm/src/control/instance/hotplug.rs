@@ -1,5 +1,6 @@
 //! Adding and removing devices.
 
+use std::collections::HashSet;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use virtio_devices::{BackendKind, Cancel, tap_name};
 
 use super::{Added, Instance, no_device};
 use crate::api::{Failure, NewDevice};
-use crate::config::NetConfig;
+use crate::config::{DevicePlan, MacAddress, NetConfig};
 use crate::config::shared_macs::SharedMac;
 use crate::control::addition::Addition;
 use crate::control::opening::{Acquire, OpenedResources};
@@ -16,6 +17,12 @@ use crate::error::Error;
 use crate::error_kind::ErrorKind;
 use crate::telemetry::events::Source;
 use crate::vfio::Notice;
+
+/// MAC addresses of the functions of a device.
+fn macs_of(device: &DevicePlan) -> HashSet<MacAddress> {
+    let x550 = device.x550().map(|x550| x550.mac);
+    device.nics().map(|nic| MacAddress(nic.spec.mac)).chain(x550).collect()
+}
 
 impl Instance {
     /// Adds a device, hot-plugging it if the VM is booted. Returns its address then. Skips a NIC whose address and tap
@@ -45,7 +52,9 @@ impl Instance {
             }
         }
         planned.log_warnings(Some(self.planned.plan()));
+        let added_macs = planned.added_to(self.planned.plan()).map(macs_of).unwrap_or_default();
         self.planned = Arc::new(planned);
+        self.decide_again(|_, settings| settings.mac.is_some_and(|mac| added_macs.contains(&mac)));
         self.warn_of_macs(Some(&id));
         let fds = new.into_fds();
         if !fds.is_empty() {

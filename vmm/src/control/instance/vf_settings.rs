@@ -1,23 +1,26 @@
 //! Changing a VF's settings with `vm.set-vf`.
 
+use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use pci::VfIndex;
 use serde_json::{Map, Value};
-use virtio_devices::{PortSettings, Replaced, Status};
+use virtio_devices::Replaced;
 
+use super::guest_settings::Governed;
+use super::in_force::{self, InForce, NewMac, host_settings, no_vf, put_in_force};
 use super::{Instance, no_device};
 use crate::api::{Failure, SetVf};
-use crate::config::net::{switch, vf_ranges};
+use crate::config::net::vf_ranges;
 use crate::config::subject::Subject;
-use crate::config::{
-    BackendPlan, LinkPolicy, MacAddress, MacChoice, NicPlan, PlannedVm, PolicyConfig, Problem, VfRange,
-};
+use crate::api::info::PolicyInfo;
+use crate::config::{LinkPolicy, MacAddress, MacChoice, NicPlan, PlannedVm, PolicyConfig, Problem, VfRange};
 use crate::control::set_vf;
 use crate::devices::Plugged;
 use crate::error_kind::ErrorKind;
 use crate::telemetry::events::Source;
+use vm_api::config::net::guest_control::GuestSettings;
 
 impl Instance {
     /// Changes a VF's link, MAC address and policy, or the link and policy of several VFs, and their configuration
@@ -47,21 +50,22 @@ impl Instance {
         let indices = index.among(pf, plugged.plan().total_vfs()).map_err(no_vf)?;
         let planned = self.planned_with_vf(change)?;
         let before: Vec<_> = indices.clone().map(|index| self.settings(pf, index)).collect();
-        let plans = VfPlans { change, now: &self.planned, planned: planned.as_ref() };
+        let governed = self.governed_after(plugged, planned.as_ref(), (indices.clone(), *link));
+        let plans = VfPlans { change, now: &self.planned, planned: planned.as_ref(), governed };
         for index in indices.clone() {
             plans.check(plugged, index)?;
         }
         let mut replaced = Replaced::default();
         for index in indices.clone() {
-            let plan = plans.of(index);
-            replaced = replaced.and(plans.apply(plugged, index)?);
-            if let Some(plan) = plan {
-                let link = link.unwrap_or_else(|| self.policy(pf, Some(index)).link);
-                replaced = replaced.and(set_port(plugged, index, plan, link));
-            }
+            let port_link = link.unwrap_or_else(|| self.host_link(pf, index));
+            replaced = replaced.and(plans.apply(plugged, index, port_link)?);
         }
+        let governed = plans.governed;
         if let Some(link) = link {
             self.links.extend(indices.clone().map(|index| ((pf.clone(), index), *link)));
+        }
+        for (index, governed) in governed {
+            self.keep_guest_settings(pf, index, governed.remaining);
         }
         if let Some(mut planned) = planned {
             planned.keep_slots(self.planned.plan());
@@ -74,6 +78,10 @@ impl Instance {
             let properties =
                 [("id", pf.as_str()), ("index", &range.to_string()), ("by", "host"), ("changed", &changed)];
             self.events.tell(Source::Sriov, "vf-policy", &properties);
+            self.notify_guest_of(pf, range.among(pf, u16::MAX).unwrap_or(0..=0), ("host", &changed));
+        }
+        if let Some(mac) = mac.and_then(MacChoice::given) {
+            self.decide_again(|_, settings| settings.mac == Some(mac));
         }
         set_vf::settle(replaced, pf, index)
     }
@@ -116,13 +124,20 @@ impl Instance {
     }
 
     /// Effective settings of VF `index` of `pf`, as JSON.
-    fn settings(&self, pf: &str, index: u16) -> Map<String, Value> {
-        let mut settings = match serde_json::to_value(self.policy(pf, Some(index))) {
+    pub(super) fn settings(&self, pf: &str, index: u16) -> Map<String, Value> {
+        self.settings_with(pf, index, &self.guest_settings(pf, index))
+    }
+
+    /// Effective settings of VF `index` of `pf` with `guest` as the guest's own, as JSON.
+    pub(super) fn settings_with(&self, pf: &str, index: u16, guest: &GuestSettings) -> Map<String, Value> {
+        let policy = set_vf::policy_of(self.config(), pf, Some(index), Some(self.host_link(pf, index)), guest);
+        let mut settings = match serde_json::to_value(PolicyInfo { guest_set: Vec::new(), ..policy }) {
             Ok(Value::Object(policy)) => policy,
             _ => Map::new(),
         };
-        if let Some(plan) = set_vf::plan_of(&self.planned, pf, index) {
-            settings.insert("mac".to_string(), Value::from(MacAddress(plan.spec.mac).to_string()));
+        let mac = guest.mac.or_else(|| Some(MacAddress(set_vf::plan_of(&self.planned, pf, index)?.spec.mac)));
+        if let Some(mac) = mac {
+            settings.insert("mac".to_string(), Value::from(mac.to_string()));
         }
         let net = self.config().net.iter().find(|net| net.id.as_deref() == Some(pf));
         let vf = net.and_then(|net| net.vf(index));
@@ -138,7 +153,7 @@ impl Instance {
         for ((pf, index), link) in &self.links {
             if let Some((plugged, plan)) = vm.devices().find(pf).zip(set_vf::plan_of(&self.planned, pf, *index)) {
                 // The VM is paused: no worker handles a packet.
-                drop(set_port(plugged, *index, plan, *link));
+                drop(in_force::set_port(plugged, *index, plan, *link));
             }
         }
     }
@@ -202,6 +217,8 @@ struct VfPlans<'a> {
     now: &'a PlannedVm,
     /// `None` if the configuration does not change.
     planned: Option<&'a PlannedVm>,
+    /// The VFs among them for which the guest has made settings.
+    governed: HashMap<u16, Governed>,
 }
 
 impl VfPlans<'_> {
@@ -210,55 +227,58 @@ impl VfPlans<'_> {
         set_vf::plan_of(self.planned.unwrap_or(self.now), &self.change.pf, index)
     }
 
-    fn no_vf(&self, index: u16) -> Failure {
-        let what = "there is no such VF; vm.info lists them";
-        Failure::new(ErrorKind::NotFound, format!("pf={},index={index}: {what}", self.change.pf))
-    }
-
     /// Checks that the open backend of VF `index` can enforce the change.
     fn check(&self, plugged: &Plugged, index: u16) -> Result<(), Failure> {
         let kind = plugged.slot().with(|device| Some(device.host_nic(Some(VfIndex(index)))?.backend_kind()));
-        let kind = kind.flatten().ok_or_else(|| self.no_vf(index))?;
+        let kind = kind.flatten().ok_or_else(|| no_vf(&self.change.pf, index))?;
         let Some(planned) = self.planned else { return Ok(()) };
-        let plan = set_vf::plan_of(planned, &self.change.pf, index).ok_or_else(|| self.no_vf(index))?;
+        let plan = set_vf::plan_of(planned, &self.change.pf, index).ok_or_else(|| no_vf(&self.change.pf, index))?;
         set_vf::check_enforced(plan, kind, &Subject::requested_vf(&self.change.pf, index))
     }
 
-    /// Changes VF `index`. Only a MAC address, which one VF alone is given, can be refused.
-    fn apply(&self, plugged: &Plugged, index: u16) -> Result<Replaced, Failure> {
-        let SetVf { pf, mac, policy: PolicyConfig { link, .. }, .. } = self.change;
-        let plan = self.planned.and_then(|planned| set_vf::plan_of(planned, pf, index));
+    /// Changes VF `index`, whose host has set `link`. Only a MAC address, which one VF alone is given, can be refused.
+    fn apply(&self, plugged: &Plugged, index: u16, link: LinkPolicy) -> Result<Replaced, Failure> {
+        let SetVf { pf, mac, policy, .. } = self.change;
+        let planned = self.planned.and_then(|planned| set_vf::plan_of(planned, pf, index));
         let now = set_vf::plan_of(self.now, pf, index);
-        let set = plugged.slot().with(|device| {
-            let vf = Some(VfIndex(index));
-            let driven = device.function_status(vf).is_some_and(|status| status.driver.contains(Status::DRIVER));
-            let port = device.host_nic(vf).ok_or_else(|| self.no_vf(index))?;
-            let mut replaced = Replaced::default();
-            if mac.is_some()
-                && let Some(plans) = now.zip(plan)
-            {
-                replaced = replaced.and(set_vf::set_mac(port, (self.change, index), plans, driven)?);
-            }
-            if let Some(link) = link {
-                port.follow_tap(*link == LinkPolicy::Auto);
-                replaced = replaced.and(port.set_link(*link != LinkPolicy::Down));
-            }
-            if let Some(plan) = plan {
-                replaced = replaced.and(port.set_policy(plan.spec.policy.clone(), plan.spec.limits));
-            }
-            Ok(replaced)
-        });
-        set.unwrap_or_else(|| Err(self.no_vf(index)))
+        let Some(governed) = self.governed.get(&index) else {
+            let mac = match mac.and(now.zip(planned)) {
+                Some(plans) => NewMac::OfHost(self.change, plans),
+                None => NewMac::Stays,
+            };
+            return put_in_force(
+                plugged,
+                &InForce {
+                    vf: (pf, index),
+                    policy: planned,
+                    port: self.of(index),
+                    mac,
+                    link: policy.link,
+                    port_link: link,
+                    host: None,
+                    resets: None,
+                },
+            );
+        };
+        let Governed { before, nic, link: effective, remaining, .. } = governed;
+        let mac = match mac {
+            Some(_) if planned.is_some() => NewMac::OfHost(self.change, (before, nic)),
+            _ if before.spec.mac != nic.spec.mac => NewMac::OfGuest(nic.spec.mac),
+            _ => NewMac::Stays,
+        };
+        let host = self.of(index).filter(|_| !remaining.is_empty()).map(|plan| host_settings(plan, link));
+        put_in_force(
+            plugged,
+            &InForce {
+                vf: (pf, index),
+                policy: Some(nic),
+                port: Some(nic),
+                mac,
+                link: Some(*effective),
+                port_link: *effective,
+                host,
+                resets: None,
+            },
+        )
     }
-}
-
-/// Applies the plan's settings to a VF that is a port of a switch, except for the link, which clients set.
-fn set_port(plugged: &Plugged, index: u16, plan: &NicPlan, link: LinkPolicy) -> Replaced {
-    if let BackendPlan::Port(settings) = &plan.backend
-        && let Some(switch) = plugged.switch()
-    {
-        let settings = PortSettings { follows_uplink: link == LinkPolicy::Auto, ..*settings };
-        return switch.set_port(switch::port_of(index), settings);
-    }
-    Replaced::default()
 }

@@ -1,0 +1,399 @@
+//! Settings that the guest has made for its VFs: kept besides the configuration, which stays the host's, and decided
+//! again whenever the host changes something.
+//!
+//! They belong to a VF from its enabling to its disabling. The device counts the latter in the very access that disables
+//! the VF, and returns to the host's settings in it; settings with an older count have ended.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+
+use pci::VfIndex;
+use virtio_devices::{BackendKind, RateLimit, RateLimiter, Replaced};
+use vm_api::channel::Notice;
+use vm_api::config::net::guest_control::{GuestControl, GuestSettings};
+
+use super::Instance;
+use super::in_force::{InForce, NewMac, host_settings, put_in_force, set_port};
+use crate::api::Failure;
+use crate::config::net::guest_control::{self, HostVf};
+use crate::config::net::policy;
+use crate::config::{LinkPolicy, MacAddress, NetConfig, NicPlan, PlannedVm, VfConfig};
+use crate::control::set_vf;
+use crate::devices::Plugged;
+use crate::machine_state::GuestVfState;
+use crate::telemetry::events::Source;
+use crate::vm::Vm;
+
+/// Changes by the guest that are reported per second; more are counted.
+const REPORTS: RateLimit = RateLimit { size: 4, one_time_burst: 0, refill: Duration::from_secs(1) };
+
+/// Settings of the guest for all its VFs.
+pub(super) struct GuestVfs {
+    /// By PF and index.
+    vfs: HashMap<(String, u16), GuestVf>,
+    reports: RateLimiter,
+    /// Number of changes since the last report.
+    unreported: u64,
+}
+
+/// Settings of the guest for one VF.
+struct GuestVf {
+    settings: GuestSettings,
+    /// Number of the VF's conventional resets when they were made.
+    resets: u64,
+}
+
+impl GuestVfs {
+    pub(super) fn new() -> Self {
+        Self { vfs: HashMap::new(), reports: RateLimiter::of_ops(REPORTS, Instant::now()), unreported: 0 }
+    }
+
+    /// Forgets all settings: the devices are others.
+    pub(super) fn clear(&mut self) {
+        self.vfs.clear();
+    }
+
+    /// Forgets the settings for VFs of `pf`, which was removed.
+    pub(super) fn forget(&mut self, pf: &str) {
+        self.vfs.retain(|(id, _), _| id != pf);
+    }
+}
+
+/// A VF for which the guest has made settings, after a change by the host.
+pub(super) struct Governed {
+    /// Plan with the guest's settings, before the change.
+    pub before: NicPlan,
+    /// Plan with those that remain.
+    pub nic: NicPlan,
+    /// Link with those that remain.
+    pub link: LinkPolicy,
+    /// Settings that remain.
+    pub remaining: GuestSettings,
+    /// Keys of those that ended.
+    pub ended: Vec<&'static str>,
+}
+
+/// A VF of a PF with `guest_control`, as the host has it.
+pub(super) struct HostSide<'p> {
+    /// Settings that the guest may make.
+    pub allowed: &'p GuestControl,
+    /// The PF.
+    pub net: &'p NetConfig,
+    /// Plan of the VF.
+    pub plan: &'p NicPlan,
+    /// Settings of the VF.
+    pub config: NetConfig,
+    /// Link of the VF.
+    pub link: LinkPolicy,
+    /// Kind of its open backend.
+    pub backend: BackendKind,
+}
+
+impl<'p> HostSide<'p> {
+    /// The VF `index` of `pf` in `planned`, whose host has set `link`; `None` if the guest may not govern it.
+    pub(super) fn of(
+        planned: &'p PlannedVm,
+        (pf, index): (&str, u16),
+        link: LinkPolicy,
+        backend: BackendKind,
+    ) -> Option<Self> {
+        let net = planned.config().net.iter().find(|net| net.id.as_deref() == Some(pf))?;
+        let allowed = net.guest_control.as_ref()?;
+        let plan = set_vf::plan_of(planned, pf, index)?;
+        Some(Self { allowed, net, plan, config: config_of(net, index), link, backend })
+    }
+
+    /// As [`guest_control::decide`] takes it.
+    pub(super) fn host(&self) -> HostVf<'_> {
+        HostVf { config: &self.config, link: self.link, backend: self.backend, pf: self.net }
+    }
+}
+
+/// The host's settings of VF `index` of `net`.
+fn config_of(net: &NetConfig, index: u16) -> NetConfig {
+    let unsaid = VfConfig::default();
+    net.vf(index).unwrap_or(&unsaid).over(net, net.num_queues)
+}
+
+/// The plan of a VF with the settings `guest`, which make `config` of the host's.
+pub(super) fn nic_of(host: &NicPlan, config: &NetConfig, guest: &GuestSettings) -> NicPlan {
+    let mut nic = host.clone();
+    if !guest.is_empty() {
+        let given = guest.mac.or(host.spec.policy.address.map(MacAddress));
+        nic.spec.policy = policy::policy_of(config, given);
+        nic.spec.mac = guest.mac.map_or(host.spec.mac, |mac| mac.0);
+    }
+    nic
+}
+
+/// True if `mac` is the address of another function of the VM than VF `index` of `pf`.
+fn is_planned(planned: &PlannedVm, mac: MacAddress, (pf, index): (&str, u16)) -> bool {
+    let devices = &planned.plan().devices;
+    if devices.iter().filter_map(|device| device.x550()).any(|x550| x550.mac == mac) {
+        return true;
+    }
+    planned.plan().nets().any(|net| {
+        let own = if net.id() == pf { Some(1 + usize::from(index)) } else { None };
+        let mut functions = net.functions().enumerate();
+        functions.any(|(number, nic)| Some(number) != own && nic.spec.mac == mac.0)
+    })
+}
+
+/// The number of conventional resets of VF `index`, if it exists.
+pub(super) fn resets_of(plugged: &Plugged, index: u16) -> Option<u64> {
+    let status = plugged.slot().with(|device| device.function_status(Some(VfIndex(index)))).flatten();
+    status.filter(|status| status.exists).map(|status| status.conventional_resets)
+}
+
+/// Kind of the open backend of VF `index`.
+pub(super) fn backend_of(plugged: &Plugged, index: u16) -> BackendKind {
+    let kind = plugged.slot().with(|device| Some(device.host_nic(Some(VfIndex(index)))?.backend_kind()));
+    kind.flatten().unwrap_or(BackendKind::Absent)
+}
+
+impl Instance {
+    /// The link of VF `index` of `pf` that the host has set.
+    pub(super) fn host_link(&self, pf: &str, index: u16) -> LinkPolicy {
+        if let Some(link) = self.links.get(&(pf.to_string(), index)) {
+            return *link;
+        }
+        let net = self.config().net.iter().find(|net| net.id.as_deref() == Some(pf));
+        net.and_then(|net| net.vf(index)).and_then(|vf| vf.policy.link).unwrap_or_default()
+    }
+
+    /// Settings of the guest for VF `index` of `pf` that have not ended.
+    pub(super) fn guest_settings(&self, pf: &str, index: u16) -> GuestSettings {
+        let known = self.guest_vfs.vfs.get(&(pf.to_string(), index));
+        let live = known.filter(|known| {
+            let plugged = self.vm.as_ref().and_then(|vm| vm.devices().find(pf));
+            plugged.and_then(|plugged| resets_of(plugged, index)) == Some(known.resets)
+        });
+        live.map(|known| known.settings.clone()).unwrap_or_default()
+    }
+
+    /// Stores the settings of the guest for VF `index` of `pf`, which has had `resets` conventional resets.
+    pub(super) fn set_guest_settings(&mut self, pf: &str, index: u16, settings: GuestSettings, resets: u64) {
+        let key = (pf.to_string(), index);
+        if settings.is_empty() {
+            self.guest_vfs.vfs.remove(&key);
+        } else {
+            self.guest_vfs.vfs.insert(key, GuestVf { settings, resets });
+        }
+    }
+
+    /// Keeps `remaining` of the settings of the guest for VF `index` of `pf`.
+    pub(super) fn keep_guest_settings(&mut self, pf: &str, index: u16, remaining: GuestSettings) {
+        if let Some(known) = self.guest_vfs.vfs.get(&(pf.to_string(), index)) {
+            self.set_guest_settings(pf, index, remaining, known.resets);
+        }
+    }
+
+    /// True if `mac` is the address of another function of the VM than VF `index` of `pf`.
+    pub(super) fn is_taken(&self, planned: &PlannedVm, mac: MacAddress, (pf, index): (&str, u16)) -> bool {
+        let mut others = self.guest_vfs.vfs.iter().filter(|((id, vf), _)| (id.as_str(), *vf) != (pf, index));
+        others.any(|(_, other)| other.settings.mac == Some(mac)) || is_planned(planned, mac, (pf, index))
+    }
+
+    /// The VFs `indices` of a PF for which the guest has made settings, decided again for `planned` if the configuration
+    /// changes, and the host's new `link` if that does.
+    pub(super) fn governed_after(
+        &self,
+        plugged: &Plugged,
+        planned: Option<&PlannedVm>,
+        (indices, link): (RangeInclusive<u16>, Option<LinkPolicy>),
+    ) -> HashMap<u16, Governed> {
+        let pf = &plugged.plan().id;
+        let planned = planned.unwrap_or(&self.planned);
+        let known = self.guest_vfs.vfs.keys().filter(|(id, index)| id == pf && indices.contains(index));
+        let governed = known.filter_map(|(_, index)| {
+            let settings = self.guest_settings(pf, *index);
+            let link = link.unwrap_or_else(|| self.host_link(pf, *index));
+            let is_live = !settings.is_empty();
+            is_live.then(|| Some((*index, self.governed(plugged, planned, (*index, link), &settings)?))).flatten()
+        });
+        governed.collect()
+    }
+
+    /// Decides again on `settings` of the guest for VF `index`, whose host has set `link`, in `planned`.
+    fn governed(
+        &self,
+        plugged: &Plugged,
+        planned: &PlannedVm,
+        (index, link): (u16, LinkPolicy),
+        settings: &GuestSettings,
+    ) -> Option<Governed> {
+        let pf = &plugged.plan().id;
+        let now = set_vf::plan_of(&self.planned, pf, index)?;
+        let net = self.config().net.iter().find(|net| net.id.as_deref() == Some(pf))?;
+        let config = guest_control::effective(&config_of(net, index), link, settings);
+        let before = nic_of(now, &config, settings);
+        let Some(side) = HostSide::of(planned, (pf, index), link, backend_of(plugged, index)) else {
+            let nic = set_vf::plan_of(planned, pf, index)?.clone();
+            return Some(Governed { before, nic, link, remaining: GuestSettings::default(), ended: settings.keys() });
+        };
+        let is_taken = |mac| self.is_taken(planned, mac, (pf, index));
+        let (remaining, config, ended) = guest_control::decide_again(side.allowed, side.host(), settings, is_taken);
+        let nic = nic_of(side.plan, &config, &remaining);
+        let link = config.policy.link.unwrap_or_default();
+        Some(Governed { before, nic, link, remaining, ended })
+    }
+
+    /// Decides again on the settings of the guest that `concerns` returns true for, and ends those that the host no
+    /// longer allows.
+    pub(in crate::control) fn decide_again(&mut self, concerns: impl Fn(&str, &GuestSettings) -> bool) {
+        let all = self.guest_vfs.vfs.iter();
+        let keys: Vec<_> =
+            all.filter(|((pf, _), known)| concerns(pf, &known.settings)).map(|(key, _)| key.clone()).collect();
+        for (pf, index) in keys {
+            let Some(plugged) = self.vm.as_ref().and_then(|vm| vm.devices().find(&pf)) else { continue };
+            let link = self.host_link(&pf, index);
+            let settings = self.guest_settings(&pf, index);
+            let Some(governed) = self.governed(plugged, &self.planned, (index, link), &settings) else { continue };
+            if governed.ended.is_empty() {
+                continue;
+            }
+            let before = self.settings(&pf, index);
+            let Some(host) = set_vf::plan_of(&self.planned, &pf, index) else { continue };
+            let settled = put_governed(plugged, &governed, (&pf, index), (host, link));
+            let settled = settled.and_then(|replaced| set_vf::settle(replaced, &pf, index.into()));
+            if let Err(failure) = settled {
+                log::warn!("{}", failure.chain.join(": "));
+            }
+            self.keep_guest_settings(&pf, index, governed.remaining);
+            let changed = set_vf::changes(&before, &self.settings(&pf, index));
+            self.tell_change(&pf, index, ("host", &changed), 0);
+        }
+    }
+
+    /// Forgets settings of the guest whose VFs have ceased to exist since.
+    pub(super) fn end_stale_guest_settings(&mut self) {
+        let all = self.guest_vfs.vfs.keys();
+        let stale: Vec<_> = all.filter(|(pf, index)| self.guest_settings(pf, *index).is_empty()).cloned().collect();
+        for (pf, index) in stale {
+            let Some(GuestVf { settings, .. }) = self.guest_vfs.vfs.remove(&(pf.clone(), index)) else { continue };
+            let Some(plugged) = self.vm.as_ref().and_then(|vm| vm.devices().find(&pf)) else { continue };
+            if let Some(plan) = set_vf::plan_of(&self.planned, &pf, index) {
+                // The device has returned to the host's settings by itself, except for the port's. No frame is affected.
+                drop(set_port(plugged, index, plan, self.host_link(&pf, index)));
+            }
+            let before = self.settings_with(&pf, index, &settings);
+            let changed = set_vf::changes(&before, &self.settings(&pf, index));
+            self.report_guest_change(&pf, index, &changed);
+        }
+    }
+
+    /// Reports a change by the guest, at a limited rate: it may make as many as it likes.
+    pub(super) fn report_guest_change(&mut self, pf: &str, index: u16, changed: &str) {
+        let now = Instant::now();
+        if !self.guest_vfs.reports.wait(now).is_zero() {
+            self.guest_vfs.unreported += 1;
+            return;
+        }
+        self.guest_vfs.reports.take_op(now);
+        let left_out = std::mem::take(&mut self.guest_vfs.unreported);
+        self.tell_change(pf, index, ("guest", changed), left_out);
+    }
+
+    fn tell_change(&self, pf: &str, index: u16, (by, changed): (&str, &str), left_out: u64) {
+        let (index_text, count) = (index.to_string(), left_out.to_string());
+        let mut properties = vec![("id", pf), ("index", index_text.as_str()), ("by", by), ("changed", changed)];
+        if left_out > 0 {
+            properties.push(("left_out", &count));
+        }
+        self.events.tell(Source::Sriov, "vf-policy", &properties);
+        self.notify_guest_of(pf, index..=index, (by, changed));
+    }
+
+    /// Notifies the guest of a change of VFs of `pf` that exist, if it governs them.
+    pub(super) fn notify_guest_of(&self, pf: &str, indices: RangeInclusive<u16>, (by, changed): (&str, &str)) {
+        let net = self.config().net.iter().find(|net| net.id.as_deref() == Some(pf));
+        let plugged = self.vm.as_ref().and_then(|vm| vm.devices().find(pf));
+        let (Some(_), Some(plugged)) = (net.and_then(|net| net.guest_control.as_ref()), plugged) else { return };
+        let Some(vfs) = plugged.placement().vfs.filter(|_| changed != "nothing") else { return };
+        for index in indices.filter(|index| *index < vfs.total_vfs) {
+            if resets_of(plugged, index).is_some() {
+                let address = plugged.placement().bdf(vfs.vf_rid(plugged.placement().rid, VfIndex(index)));
+                let (vf, by, changed) = (address.to_string(), by.to_string(), changed.to_string());
+                self.notify_guest(Notice { vf, by, changed });
+            }
+        }
+    }
+
+    /// Settings of the guest, for a saved state.
+    pub(crate) fn saved_guest_settings(&self) -> Vec<GuestVfState> {
+        let state = |(id, vf): &(String, u16)| {
+            let settings = self.guest_settings(id, *vf);
+            (!settings.is_empty()).then(|| GuestVfState { id: id.clone(), vf: *vf, settings })
+        };
+        let mut all: Vec<_> = self.guest_vfs.vfs.keys().filter_map(state).collect();
+        all.sort_by(|one, other| (&one.id, one.vf).cmp(&(&other.id, other.vf)));
+        all
+    }
+
+    /// Takes over settings of the guest from a saved state, of which the devices have been made with
+    /// [`prepare_guest_settings`]: decides again on each. The VM is paused.
+    pub(super) fn restore_guest_settings(&mut self, saved: &[GuestVfState]) {
+        for GuestVfState { id, vf, settings } in saved {
+            let Some(plugged) = self.vm.as_ref().and_then(|vm| vm.devices().find(id)) else { continue };
+            let (link, resets) = (self.host_link(id, *vf), resets_of(plugged, *vf));
+            let Some(host) = set_vf::plan_of(&self.planned, id, *vf) else { continue };
+            let Some(mut governed) = self.governed(plugged, &self.planned, (*vf, link), settings) else { continue };
+            if resets.is_none() {
+                // Untrusted: a VF that does not exist has none.
+                governed = Governed { nic: host.clone(), link, remaining: GuestSettings::default(), ..governed };
+            }
+            if !governed.ended.is_empty() {
+                let keys = governed.ended.join(", ");
+                log::warn!("{id}v{vf}: the configuration no longer lets the guest set {keys}; the host's values apply");
+            }
+            match put_governed(plugged, &governed, (id, *vf), (host, link)) {
+                // No worker handles a frame.
+                Ok(replaced) => drop(replaced),
+                Err(failure) => log::warn!("{}", failure.chain.join(": ")),
+            }
+            self.set_guest_settings(id, *vf, governed.remaining, resets.unwrap_or_default());
+        }
+    }
+}
+
+/// Puts the settings of the guest that remain for a VF into force.
+fn put_governed(
+    plugged: &Plugged,
+    governed: &Governed,
+    vf: (&str, u16),
+    (host, link): (&NicPlan, LinkPolicy),
+) -> Result<Replaced, Failure> {
+    let Governed { before, nic, link: effective, remaining, .. } = governed;
+    let mac = if before.spec.mac == nic.spec.mac { NewMac::Stays } else { NewMac::OfGuest(nic.spec.mac) };
+    let host = (!remaining.is_empty()).then(|| host_settings(host, link));
+    let (policy, port) = (Some(nic), Some(nic));
+    put_in_force(plugged, &InForce { vf, policy, port, mac, link: Some(*effective), port_link: *effective, host, resets: None })
+}
+
+/// Gives the devices of `vm` the settings that the guest had made when it was saved, so that their saved states fit.
+/// [`Instance::restore_guest_settings`] decides on them afterwards.
+pub(super) fn prepare_guest_settings(vm: &Vm, planned: &PlannedVm, saved: &[GuestVfState]) {
+    for GuestVfState { id, vf, settings } in saved {
+        let net = planned.config().net.iter().find(|net| net.id.as_deref() == Some(id));
+        let found = net.zip(vm.devices().find(id)).zip(set_vf::plan_of(planned, id, *vf));
+        let Some(((net, plugged), plan)) = found else { continue };
+        let config = config_of(net, *vf);
+        let link = config.policy.link.unwrap_or_default();
+        let nic = nic_of(plan, &guest_control::effective(&config, link, settings), settings);
+        let mac = settings.mac.map_or(NewMac::Stays, |mac| NewMac::OfGuest(mac.0));
+        let new = InForce {
+            vf: (id, *vf),
+            policy: Some(&nic),
+            port: None,
+            mac,
+            link: None,
+            port_link: link,
+            host: None,
+            resets: None,
+        };
+        if let Err(failure) = put_in_force(plugged, &new) {
+            log::warn!("{}", failure.chain.join(": "));
+        }
+    }
+}
