@@ -9,6 +9,8 @@ mod connection;
 mod counter_texts;
 mod failure;
 mod followers;
+mod guest_vfs;
+mod in_force;
 mod info;
 pub(crate) mod instance;
 mod live_migration;

@@ -149,6 +149,7 @@ fn every_key<T: Options>() -> String {
         "<Mbit/s>" => "100",
         "802.1q|802.1ad" => "802.1ad",
         "[<id>,<id>-<id>,...]" => "[7,10-19]",
+        "[vlan:<id>-<id>,mac,max_tx_rate:<Mbit/s>,link,spoofchk]" => "[vlan:7,vlan:10-19,mac,max_tx_rate:9]",
         "auto|up|down" => "up",
         "<bytes>" => "1500",
         "<bytes>[K|M|G]" => "1G",

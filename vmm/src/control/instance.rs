@@ -5,7 +5,6 @@ mod guest_control;
 mod guest_notices;
 mod guest_settings;
 mod hotplug;
-mod in_force;
 mod resizing;
 mod vf_settings;
 
@@ -23,7 +22,7 @@ use vm_api::config::id::LONGEST;
 use crate::api::info::{PolicyInfo, VmState};
 use crate::api::{Action, Failure};
 use crate::config::{DeviceKind, DevicePlan, LinkPolicy, NetConfig, PlannedVm, VmConfig};
-use crate::control::instance::guest_settings::GuestVfs;
+use crate::control::guest_vfs::{self, GuestVfs};
 use crate::control::opening::{Acquire, OpenedResources};
 use crate::control::set_vf;
 use crate::devices::Removed;
@@ -137,7 +136,7 @@ impl Instance {
     ) -> Result<Self, Error> {
         let Restored { planned, mut vm, machine, links } = restored;
         vm.take_terminal()?;
-        guest_settings::prepare_guest_settings(&vm, &planned, &machine.guest_vfs);
+        guest_vfs::prepare(&vm, &planned, &machine.guest_vfs);
         vm.restore_machine(&machine).map_err(SnapshotError::from)?;
         vm.read_input()?;
         let mut instance = Self::new(planned, events, limits);

@@ -247,14 +247,16 @@ fn check_rate(allowed: &GuestControl, host: HostVf<'_>, wanted: &GuestSettings) 
     let Some(rate) = wanted.max_tx_rate else { return Ok(()) };
     let limit = allowed.max_tx_rate;
     rule(limit.is_some(), "max_tx_rate", rate)?;
+    if rate == 0 {
+        let what = "not a limit; give 1 or more Mbit/s";
+        return Err(Denial::new(RefusalCode::Invalid, "max_tx_rate", rate, what));
+    }
     if let Some(limit) = limit.filter(|limit| rate > *limit) {
         let what = format!("the host allows up to {limit}");
         return Err(Denial::new(RefusalCode::Denied, "max_tx_rate", rate, what));
     }
     match host.config.policy.max_tx_rate.filter(|of_host| *of_host != 0) {
-        Some(of_host) if rate == 0 || rate > of_host => {
-            Err(said("max_tx_rate", rate, format_args!("max_tx_rate={of_host}")))
-        }
+        Some(of_host) if rate > of_host => Err(said("max_tx_rate", rate, format_args!("max_tx_rate={of_host}"))),
         _ => Ok(()),
     }
 }

@@ -16,11 +16,11 @@ use vm_api::config::error::shortened;
 use vm_api::config::net::guest_control::{GuestControl, GuestSettings};
 
 use super::Instance;
-use super::guest_settings::{HostSide, backend_of, nic_of, resets_of};
-use super::in_force::{InForce, NewMac, host_settings, put_in_force};
 use crate::api::Failure;
 use crate::config::net::guest_control::{decide, effective, requested};
 use crate::config::{MacAddress, NetConfig};
+use crate::control::guest_vfs::{HostSide, backend_of, nic_of, resets_of};
+use crate::control::in_force::{InForce, NewMac, host_settings, put_in_force};
 use crate::control::set_vf;
 use crate::devices::Plugged;
 use crate::error_kind::ErrorKind;

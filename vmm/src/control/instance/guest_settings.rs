@@ -6,59 +6,23 @@
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pci::VfIndex;
-use virtio_devices::{BackendKind, RateLimit, RateLimiter, Replaced};
+use virtio_devices::Replaced;
 use vm_api::channel::Notice;
-use vm_api::config::net::guest_control::{GuestControl, GuestSettings};
+use vm_api::config::net::guest_control::GuestSettings;
 
 use super::Instance;
-use super::in_force::{InForce, NewMac, host_settings, put_in_force, set_port};
 use crate::api::Failure;
-use crate::config::net::guest_control::{self, HostVf};
-use crate::config::net::policy;
-use crate::config::{LinkPolicy, MacAddress, NetConfig, NicPlan, PlannedVm, VfConfig};
+use crate::config::net::guest_control;
+use crate::config::{LinkPolicy, MacAddress, NicPlan, PlannedVm};
+use crate::control::guest_vfs::{GuestVf, HostSide, backend_of, config_of, is_planned, nic_of, resets_of};
+use crate::control::in_force::{InForce, NewMac, host_settings, put_in_force, set_port};
 use crate::control::set_vf;
 use crate::devices::Plugged;
 use crate::machine_state::GuestVfState;
 use crate::telemetry::events::Source;
-use crate::vm::Vm;
-
-/// Changes by the guest that are reported per second; more are counted.
-const REPORTS: RateLimit = RateLimit { size: 4, one_time_burst: 0, refill: Duration::from_secs(1) };
-
-/// Settings of the guest for all its VFs.
-pub(super) struct GuestVfs {
-    /// By PF and index.
-    vfs: HashMap<(String, u16), GuestVf>,
-    reports: RateLimiter,
-    /// Number of changes since the last report.
-    unreported: u64,
-}
-
-/// Settings of the guest for one VF.
-struct GuestVf {
-    settings: GuestSettings,
-    /// Number of the VF's conventional resets when they were made.
-    resets: u64,
-}
-
-impl GuestVfs {
-    pub(super) fn new() -> Self {
-        Self { vfs: HashMap::new(), reports: RateLimiter::of_ops(REPORTS, Instant::now()), unreported: 0 }
-    }
-
-    /// Forgets all settings: the devices are others.
-    pub(super) fn clear(&mut self) {
-        self.vfs.clear();
-    }
-
-    /// Forgets the settings for VFs of `pf`, which was removed.
-    pub(super) fn forget(&mut self, pf: &str) {
-        self.vfs.retain(|(id, _), _| id != pf);
-    }
-}
 
 /// A VF for which the guest has made settings, after a change by the host.
 pub(super) struct Governed {
@@ -72,84 +36,6 @@ pub(super) struct Governed {
     pub remaining: GuestSettings,
     /// Keys of those that ended.
     pub ended: Vec<&'static str>,
-}
-
-/// A VF of a PF with `guest_control`, as the host has it.
-pub(super) struct HostSide<'p> {
-    /// Settings that the guest may make.
-    pub allowed: &'p GuestControl,
-    /// The PF.
-    pub net: &'p NetConfig,
-    /// Plan of the VF.
-    pub plan: &'p NicPlan,
-    /// Settings of the VF.
-    pub config: NetConfig,
-    /// Link of the VF.
-    pub link: LinkPolicy,
-    /// Kind of its open backend.
-    pub backend: BackendKind,
-}
-
-impl<'p> HostSide<'p> {
-    /// The VF `index` of `pf` in `planned`, whose host has set `link`; `None` if the guest may not govern it.
-    pub(super) fn of(
-        planned: &'p PlannedVm,
-        (pf, index): (&str, u16),
-        link: LinkPolicy,
-        backend: BackendKind,
-    ) -> Option<Self> {
-        let net = planned.config().net.iter().find(|net| net.id.as_deref() == Some(pf))?;
-        let allowed = net.guest_control.as_ref()?;
-        let plan = set_vf::plan_of(planned, pf, index)?;
-        Some(Self { allowed, net, plan, config: config_of(net, index), link, backend })
-    }
-
-    /// As [`guest_control::decide`] takes it.
-    pub(super) fn host(&self) -> HostVf<'_> {
-        HostVf { config: &self.config, link: self.link, backend: self.backend, pf: self.net }
-    }
-}
-
-/// The host's settings of VF `index` of `net`.
-fn config_of(net: &NetConfig, index: u16) -> NetConfig {
-    let unsaid = VfConfig::default();
-    net.vf(index).unwrap_or(&unsaid).over(net, net.num_queues)
-}
-
-/// The plan of a VF with the settings `guest`, which make `config` of the host's.
-pub(super) fn nic_of(host: &NicPlan, config: &NetConfig, guest: &GuestSettings) -> NicPlan {
-    let mut nic = host.clone();
-    if !guest.is_empty() {
-        let given = guest.mac.or(host.spec.policy.address.map(MacAddress));
-        nic.spec.policy = policy::policy_of(config, given);
-        nic.spec.mac = guest.mac.map_or(host.spec.mac, |mac| mac.0);
-    }
-    nic
-}
-
-/// True if `mac` is the address of another function of the VM than VF `index` of `pf`.
-fn is_planned(planned: &PlannedVm, mac: MacAddress, (pf, index): (&str, u16)) -> bool {
-    let devices = &planned.plan().devices;
-    if devices.iter().filter_map(|device| device.x550()).any(|x550| x550.mac == mac) {
-        return true;
-    }
-    planned.plan().nets().any(|net| {
-        let own = if net.id() == pf { Some(1 + usize::from(index)) } else { None };
-        let mut functions = net.functions().enumerate();
-        functions.any(|(number, nic)| Some(number) != own && nic.spec.mac == mac.0)
-    })
-}
-
-/// The number of conventional resets of VF `index`, if it exists.
-pub(super) fn resets_of(plugged: &Plugged, index: u16) -> Option<u64> {
-    let status = plugged.slot().with(|device| device.function_status(Some(VfIndex(index)))).flatten();
-    status.filter(|status| status.exists).map(|status| status.conventional_resets)
-}
-
-/// Kind of the open backend of VF `index`.
-pub(super) fn backend_of(plugged: &Plugged, index: u16) -> BackendKind {
-    let kind = plugged.slot().with(|device| Some(device.host_nic(Some(VfIndex(index)))?.backend_kind()));
-    kind.flatten().unwrap_or(BackendKind::Absent)
 }
 
 impl Instance {
@@ -332,7 +218,7 @@ impl Instance {
     }
 
     /// Takes over settings of the guest from a saved state, of which the devices have been made with
-    /// [`prepare_guest_settings`]: decides again on each. The VM is paused.
+    /// [`prepare`](crate::control::guest_vfs::prepare): decides again on each. The VM is paused.
     pub(super) fn restore_guest_settings(&mut self, saved: &[GuestVfState]) {
         for GuestVfState { id, vf, settings } in saved {
             let Some(plugged) = self.vm.as_ref().and_then(|vm| vm.devices().find(id)) else { continue };
@@ -369,31 +255,4 @@ fn put_governed(
     let host = (!remaining.is_empty()).then(|| host_settings(host, link));
     let (policy, port) = (Some(nic), Some(nic));
     put_in_force(plugged, &InForce { vf, policy, port, mac, link: Some(*effective), port_link: *effective, host, resets: None })
-}
-
-/// Gives the devices of `vm` the settings that the guest had made when it was saved, so that their saved states fit.
-/// [`Instance::restore_guest_settings`] decides on them afterwards.
-pub(super) fn prepare_guest_settings(vm: &Vm, planned: &PlannedVm, saved: &[GuestVfState]) {
-    for GuestVfState { id, vf, settings } in saved {
-        let net = planned.config().net.iter().find(|net| net.id.as_deref() == Some(id));
-        let found = net.zip(vm.devices().find(id)).zip(set_vf::plan_of(planned, id, *vf));
-        let Some(((net, plugged), plan)) = found else { continue };
-        let config = config_of(net, *vf);
-        let link = config.policy.link.unwrap_or_default();
-        let nic = nic_of(plan, &guest_control::effective(&config, link, settings), settings);
-        let mac = settings.mac.map_or(NewMac::Stays, |mac| NewMac::OfGuest(mac.0));
-        let new = InForce {
-            vf: (id, *vf),
-            policy: Some(&nic),
-            port: None,
-            mac,
-            link: None,
-            port_link: link,
-            host: None,
-            resets: None,
-        };
-        if let Err(failure) = put_in_force(plugged, &new) {
-            log::warn!("{}", failure.chain.join(": "));
-        }
-    }
 }

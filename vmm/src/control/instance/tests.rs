@@ -1,3 +1,5 @@
+mod guest_control;
+
 use std::time::{Duration, Instant};
 
 use super::*;

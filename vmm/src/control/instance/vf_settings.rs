@@ -9,13 +9,13 @@ use serde_json::{Map, Value};
 use virtio_devices::Replaced;
 
 use super::guest_settings::Governed;
-use super::in_force::{self, InForce, NewMac, host_settings, no_vf, put_in_force};
 use super::{Instance, no_device};
 use crate::api::{Failure, SetVf};
 use crate::config::net::vf_ranges;
 use crate::config::subject::Subject;
 use crate::api::info::PolicyInfo;
 use crate::config::{LinkPolicy, MacAddress, MacChoice, NicPlan, PlannedVm, PolicyConfig, Problem, VfRange};
+use crate::control::in_force::{self, InForce, NewMac, host_settings, no_vf, put_in_force};
 use crate::control::set_vf;
 use crate::devices::Plugged;
 use crate::error_kind::ErrorKind;

@@ -11,7 +11,7 @@ use crate::devices::Plugged;
 use crate::error_kind::ErrorKind;
 
 /// Settings to put into force, all of one VF of a PF.
-pub(super) struct InForce<'a> {
+pub(crate) struct InForce<'a> {
     /// Id of the PF, and index of the VF.
     pub vf: (&'a str, u16),
     /// Plan whose policy replaces the present one, if that changes.
@@ -31,7 +31,7 @@ pub(super) struct InForce<'a> {
 }
 
 /// A change of an address.
-pub(super) enum NewMac<'a> {
+pub(crate) enum NewMac<'a> {
     /// None.
     Stays,
     /// By the host: the request, and the plans before and after it.
@@ -41,7 +41,7 @@ pub(super) enum NewMac<'a> {
 }
 
 /// The host's settings in `plan`, with its link.
-pub(super) fn host_settings(plan: &NicPlan, link: LinkPolicy) -> HostSettings {
+pub(crate) fn host_settings(plan: &NicPlan, link: LinkPolicy) -> HostSettings {
     HostSettings {
         mac: (!plan.backend.has_own_mac()).then_some(plan.spec.mac),
         policy: plan.spec.policy.clone(),
@@ -52,7 +52,7 @@ pub(super) fn host_settings(plan: &NicPlan, link: LinkPolicy) -> HostSettings {
 }
 
 /// The error for a VF that does not exist.
-pub(super) fn no_vf(pf: &str, index: u16) -> Failure {
+pub(crate) fn no_vf(pf: &str, index: u16) -> Failure {
     let what = "there is no such VF; vm.info lists them";
     Failure::new(ErrorKind::NotFound, format!("pf={pf},index={index}: {what}"))
 }
@@ -64,7 +64,7 @@ pub(super) fn no_vf(pf: &str, index: u16) -> Failure {
 ///
 /// Fails without a change if there is no such VF, or no longer the one that the settings are for, or it cannot have the
 /// address.
-pub(super) fn put_in_force(plugged: &Plugged, new: &InForce<'_>) -> Result<Replaced, Failure> {
+pub(crate) fn put_in_force(plugged: &Plugged, new: &InForce<'_>) -> Result<Replaced, Failure> {
     let (pf, index) = new.vf;
     let set = plugged.slot().with(|device| {
         let vf = Some(VfIndex(index));
@@ -108,7 +108,7 @@ fn set_mac_for_guest(port: &mut dyn HostNic, (pf, index): (&str, u16), mac: [u8;
 }
 
 /// Applies the plan's settings to a VF that is a port of a switch, except for the link, which clients and the guest set.
-pub(super) fn set_port(plugged: &Plugged, index: u16, plan: &NicPlan, link: LinkPolicy) -> Replaced {
+pub(crate) fn set_port(plugged: &Plugged, index: u16, plan: &NicPlan, link: LinkPolicy) -> Replaced {
     if let BackendPlan::Port(settings) = &plan.backend
         && let Some(switch) = plugged.switch()
     {
