@@ -132,7 +132,7 @@ pub struct HostSettings {
     pub limits: RateLimits,
     /// True if the link is up.
     pub link_up: bool,
-    /// True if the link follows the function's own tap.
+    /// True if the link follows the function's own tap, or its switch's uplink.
     pub follows_tap: bool,
 }
 

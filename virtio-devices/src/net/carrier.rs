@@ -61,6 +61,9 @@ pub(crate) trait Carrier: Send + Sync {
     /// waited for the returned handle.
     fn changed(&self) -> Replaced;
 
+    /// Makes the NIC's link follow the uplink, if there is one, or stay up while that is down. Called on a vCPU.
+    fn follow_uplink(&self, follows: bool);
+
     /// Makes all frames wait in their queues, or ends that: while ports stop or start one after the other, no frame may
     /// meet one that has stopped already or not started yet. Waits for frames in progress.
     fn hold_frames(&self, held: bool);

@@ -168,6 +168,9 @@ impl Net {
         drop(mac.map(|mac| self.take_mac(mac)));
         drop(self.set_policy(policy, limits));
         self.follow_tap(follows_tap);
+        if let Engine::Switch(port) = &self.engine {
+            port.carrier().follow_uplink(follows_tap);
+        }
         drop(self.set_link(link_up));
     }
 

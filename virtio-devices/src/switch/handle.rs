@@ -127,6 +127,10 @@ impl Carrier for SwitchPort {
         self.threads.core.attach(self.index, Some(nic));
     }
 
+    fn follow_uplink(&self, follows: bool) {
+        self.threads.core.set_follows_uplink(self.index, follows);
+    }
+
     fn detach(&self) {
         self.threads.core.attach(self.index, None);
     }

@@ -287,6 +287,14 @@ impl SwitchCore {
         self.make_table()
     }
 
+    /// Makes a port's link follow the uplink's, or stay up while that is down.
+    pub(crate) fn set_follows_uplink(&self, port: PortIndex, follows_uplink: bool) {
+        if let Some(slot) = self.slots.get(usize::from(port)) {
+            slot.settings.store(Some(Arc::new(PortSettings { follows_uplink, ..self.settings(port) })));
+            self.follow_uplink(port);
+        }
+    }
+
     /// True if the uplink was up at the last check, or there is none.
     pub(crate) fn uplink_up(&self) -> bool {
         self.uplink_up.load(Ordering::Acquire)

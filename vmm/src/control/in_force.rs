@@ -69,9 +69,10 @@ pub(crate) fn put_in_force(plugged: &Plugged, new: &InForce<'_>) -> Result<Repla
     let set = plugged.slot().with(|device| {
         let vf = Some(VfIndex(index));
         let status = device.function_status(vf);
-        if new.resets.is_some_and(|resets| {
-            status.is_none_or(|status| !status.exists || status.conventional_resets != resets)
-        }) {
+        if new
+            .resets
+            .is_some_and(|resets| status.is_none_or(|status| !status.exists || status.conventional_resets != resets))
+        {
             return Err(no_vf(pf, index));
         }
         let driven = status.is_some_and(|status| status.driver.contains(Status::DRIVER));

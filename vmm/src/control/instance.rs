@@ -432,6 +432,7 @@ impl Instance {
             None => {
                 let removed = vm.take_ejected();
                 self.forget(&removed);
+                self.end_stale_guest_settings();
                 Ok(GuestOutcome::On)
             }
         }

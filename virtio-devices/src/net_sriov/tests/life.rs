@@ -218,9 +218,8 @@ fn the_disabling_of_vfs_names_the_driver_a_flr_or_the_host() {
 #[test]
 fn each_vf_counts_how_often_it_ceased_to_exist() {
     let mut device = idle();
-    let count = |device: &Nic| {
-        [0, 1].map(|index| device.function_status(Some(VfIndex(index))).unwrap().conventional_resets)
-    };
+    let count =
+        |device: &Nic| [0, 1].map(|index| device.function_status(Some(VfIndex(index))).unwrap().conventional_resets);
     let _ = enable(&mut device, 2);
     let (start, ended) = (count(&device), |device: &Nic| device.vf(VfIndex(0)).unwrap().device().guest_settings_ended);
     // Its own driver, a function level reset and a repeated VF Enable end nothing.

@@ -313,7 +313,8 @@ mod tests {
 
     #[test]
     fn a_setting_ends_with_those_that_go_only_with_it() {
-        let mut set = GuestSettings { vlan: Some(5), vlan_qos: Some(1), link: Some(LinkPolicy::Up), ..Default::default() };
+        let mut set =
+            GuestSettings { vlan: Some(5), vlan_qos: Some(1), link: Some(LinkPolicy::Up), ..Default::default() };
         assert_eq!(set.keys(), ["vlan", "vlan_qos", "link"]);
         assert!(set.end("vlan") && !set.end("vlan") && !set.end("trust"));
         assert!(set.keys() == ["link"] && set.end("link") && set.is_empty());

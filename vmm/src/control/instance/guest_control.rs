@@ -141,9 +141,8 @@ impl Instance {
         let Found { pf, index, .. } = found;
         let plugged = self.vm.as_ref().and_then(|vm| vm.devices().find(pf));
         let backend = plugged.map(|plugged| backend_of(plugged, *index));
-        let side = backend.and_then(|backend| {
-            HostSide::of(&self.planned, (pf, *index), self.host_link(pf, *index), backend)
-        });
+        let side =
+            backend.and_then(|backend| HostSide::of(&self.planned, (pf, *index), self.host_link(pf, *index), backend));
         side.ok_or_else(|| gone(found))
     }
 

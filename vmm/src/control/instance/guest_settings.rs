@@ -18,7 +18,7 @@ use crate::api::Failure;
 use crate::config::net::guest_control;
 use crate::config::{LinkPolicy, MacAddress, NicPlan, PlannedVm};
 use crate::control::guest_vfs::{GuestVf, HostSide, backend_of, config_of, is_planned, nic_of, resets_of};
-use crate::control::in_force::{InForce, NewMac, host_settings, put_in_force, set_port};
+use crate::control::in_force::{InForce, NewMac, host_settings, put_in_force};
 use crate::control::set_vf;
 use crate::devices::Plugged;
 use crate::machine_state::GuestVfState;
@@ -152,17 +152,13 @@ impl Instance {
         }
     }
 
-    /// Forgets settings of the guest whose VFs have ceased to exist since.
+    /// Forgets settings of the guest whose VFs have ceased to exist since, and reports it. The devices have returned to
+    /// the host's settings by themselves.
     pub(super) fn end_stale_guest_settings(&mut self) {
         let all = self.guest_vfs.vfs.keys();
         let stale: Vec<_> = all.filter(|(pf, index)| self.guest_settings(pf, *index).is_empty()).cloned().collect();
         for (pf, index) in stale {
             let Some(GuestVf { settings, .. }) = self.guest_vfs.vfs.remove(&(pf.clone(), index)) else { continue };
-            let Some(plugged) = self.vm.as_ref().and_then(|vm| vm.devices().find(&pf)) else { continue };
-            if let Some(plan) = set_vf::plan_of(&self.planned, &pf, index) {
-                // The device has returned to the host's settings by itself, except for the port's. No frame is affected.
-                drop(set_port(plugged, index, plan, self.host_link(&pf, index)));
-            }
             let before = self.settings_with(&pf, index, &settings);
             let changed = set_vf::changes(&before, &self.settings(&pf, index));
             self.report_guest_change(&pf, index, &changed);
@@ -254,5 +250,8 @@ fn put_governed(
     let mac = if before.spec.mac == nic.spec.mac { NewMac::Stays } else { NewMac::OfGuest(nic.spec.mac) };
     let host = (!remaining.is_empty()).then(|| host_settings(host, link));
     let (policy, port) = (Some(nic), Some(nic));
-    put_in_force(plugged, &InForce { vf, policy, port, mac, link: Some(*effective), port_link: *effective, host, resets: None })
+    put_in_force(
+        plugged,
+        &InForce { vf, policy, port, mac, link: Some(*effective), port_link: *effective, host, resets: None },
+    )
 }

@@ -8,8 +8,8 @@ use virtio_devices::{BackendKind, Cancel, tap_name};
 
 use super::{Added, Instance, no_device};
 use crate::api::{Failure, NewDevice};
-use crate::config::{DevicePlan, MacAddress, NetConfig};
 use crate::config::shared_macs::SharedMac;
+use crate::config::{DevicePlan, MacAddress, NetConfig};
 use crate::control::addition::Addition;
 use crate::control::opening::{Acquire, OpenedResources};
 use crate::devices::opened_before::OpenedBefore;

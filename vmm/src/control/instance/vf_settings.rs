@@ -10,10 +10,10 @@ use virtio_devices::Replaced;
 
 use super::guest_settings::Governed;
 use super::{Instance, no_device};
+use crate::api::info::PolicyInfo;
 use crate::api::{Failure, SetVf};
 use crate::config::net::vf_ranges;
 use crate::config::subject::Subject;
-use crate::api::info::PolicyInfo;
 use crate::config::{LinkPolicy, MacAddress, MacChoice, NicPlan, PlannedVm, PolicyConfig, Problem, VfRange};
 use crate::control::in_force::{self, InForce, NewMac, host_settings, no_vf, put_in_force};
 use crate::control::set_vf;
@@ -33,6 +33,7 @@ impl Instance {
     /// 5 s; the change applies to all other packets.
     pub(crate) fn set_vf(&mut self, change: &SetVf, fds: Vec<OwnedFd>) -> Result<(), Failure> {
         self.check_owner(change)?;
+        self.end_stale_guest_settings();
         let numbers: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         if let Some(backend) = change.backend(&numbers) {
             return self.connect(change, &backend, fds);

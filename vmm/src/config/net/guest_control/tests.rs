@@ -23,7 +23,8 @@ struct Host {
 impl Host {
     fn new(pf: &str, vf: &str) -> Self {
         let pf: NetConfig = pf.parse().unwrap();
-        let own: VfConfig = if vf.is_empty() { "index=0".to_string() } else { format!("index=0,{vf}") }.parse().unwrap();
+        let own: VfConfig =
+            if vf.is_empty() { "index=0".to_string() } else { format!("index=0,{vf}") }.parse().unwrap();
         let vf = own.over(&pf, 2);
         let backend = if vf.switch.is_some() { BackendKind::Switch } else { BackendKind::Tap };
         Self { link: vf.policy.link.unwrap_or_default(), pf, vf, backend }
@@ -75,7 +76,10 @@ fn each_key_is_decided_by_its_limits_and_the_hosts_settings() {
             r#""mac":"52:54:00:00:00:07""#,
             "52:54:00:00:00:07",
             vec![
-                (r#""mac":"52:54:00:00:00:09""#, "Conflict mac=52:54:00:00:00:09: another function has this address; give another"),
+                (
+                    r#""mac":"52:54:00:00:00:09""#,
+                    "Conflict mac=52:54:00:00:00:09: another function has this address; give another",
+                ),
                 (
                     r#""mac":"01:00:5e:00:00:01""#,
                     "Invalid mac=01:00:5e:00:00:01: not the address of a NIC; give one with an even first byte, such as \
@@ -141,7 +145,8 @@ fn each_key_needs_its_own_right() {
 #[test]
 fn the_guests_values_are_effective_and_the_hosts_return() {
     let host = Host::new(ON_SWITCH, "max_tx_rate=900,trust=off,weight=5");
-    let request = r#""vlan":300,"vlan_qos":2,"mac":"52:54:00:00:00:07","max_tx_rate":500,"link":"down","spoofchk":false"#;
+    let request =
+        r#""vlan":300,"vlan_qos":2,"mac":"52:54:00:00:00:07","max_tx_rate":500,"link":"down","spoofchk":false"#;
     let wanted = requested(&GuestSettings::default(), &set(request));
     let config = decide(&ALL.parse().unwrap(), host.view(), &wanted, |_| false).unwrap();
     let info = info_of(&config);

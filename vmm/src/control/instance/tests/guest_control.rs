@@ -1,7 +1,7 @@
 //! Requests of the guest, on VMs that are not started: their guest's accesses are made here.
 
 use pci::spec::{header, sriov};
-use pci::{Access, VfIndex};
+use pci::{Access, ConfigTarget as _, VfIndex};
 use serde_json::{Value, json};
 use vm_api::channel::{Command, Hello, Refusal, RefusalCode, Request};
 
@@ -80,12 +80,22 @@ fn the_guest_finds_enabled_vfs_of_the_pfs_that_it_governs() {
     let allowed: Value = serde_json::from_str(RIGHTS).unwrap();
     assert_eq!(welcome, json!({"version": 1, "pfs": [{"pf": pf, "vfs": 2, "allowed": allowed}]}));
     let refused = instance.guest_request(Command::Hello(Hello { version: 2 })).unwrap_err();
-    assert_eq!((refused.code, &*refused.message), (RefusalCode::Invalid, "version=2: only version 1 is spoken; give that"));
+    assert_eq!(
+        (refused.code, &*refused.message),
+        (RefusalCode::Invalid, "version=2: only version 1 is spoken; give that")
+    );
     let listed = request(&mut instance, json!({"list": {"pf": pf}})).unwrap();
     let names: Vec<_> = listed["vfs"].as_array().unwrap().iter().map(|vf| vf["vf"].clone()).collect();
-    assert_eq!((names, &listed["next"]), (vec![json!(address(&instance, "pf", 0)), json!(address(&instance, "pf", 1))], &Value::Null));
-    let vf = request(&mut instance, json!({"get": {"vf": address(&instance, "pf", 1)}})).unwrap();
-    assert_eq!((&vf["index"], &vf["mac"], &vf["spoofchk"], &vf["set"]), (&json!(1), &shown(&instance, 1)["mac"], &json!(true), &json!([])));
+    assert_eq!(
+        (names, &listed["next"]),
+        (vec![json!(address(&instance, "pf", 0)), json!(address(&instance, "pf", 1))], &Value::Null)
+    );
+    let second = address(&instance, "pf", 1);
+    let vf = request(&mut instance, json!({"get": {"vf": second}})).unwrap();
+    assert_eq!(
+        (&vf["index"], &vf["mac"], &vf["spoofchk"], &vf["set"]),
+        (&json!(1), &shown(&instance, 1)["mac"], &json!(true), &json!([]))
+    );
     assert!(vf["counters"]["tx_frames"].is_u64(), "{vf}");
     let other = plugged(&instance, "other").address().to_string();
     let (disabled, foreign) = (address(&instance, "pf", 2), address(&instance, "other", 0));
@@ -119,7 +129,10 @@ fn settings_of_the_guest_apply_until_it_resets_them() {
     assert_eq!(instance.config(), &config, "the configuration stays the host's");
     // All keys of a request, or none.
     let refused = set(&mut instance, 0, json!({"vlan": 121, "max_tx_rate": 1001})).unwrap_err();
-    assert_eq!((refused.code, &*refused.message), (RefusalCode::Denied, "max_tx_rate=1001: the host allows up to 1000"));
+    assert_eq!(
+        (refused.code, &*refused.message),
+        (RefusalCode::Denied, "max_tx_rate=1001: the host allows up to 1000")
+    );
     assert_eq!(shown(&instance, 0), now);
     let pf = "52:54:00:00:00:01";
     for (index, mac) in [(1, MAC), (1, pf), (1, before["mac"].as_str().unwrap())] {
@@ -181,7 +194,8 @@ fn settings_of_the_guest_end_in_the_access_that_disables_the_vf() {
         enable(&instance, "pf", 2);
         // The control thread has not run since.
         assert_eq!(shown(&instance, 0), before);
-        let link_up = plugged(&instance, "pf").slot().with(|device| device.host_nic(Some(VfIndex(0))).unwrap().link_up());
+        let link_up =
+            plugged(&instance, "pf").slot().with(|device| device.host_nic(Some(VfIndex(0))).unwrap().link_up());
         assert_eq!(link_up, Some(true));
         let vf = address(&instance, "pf", 0);
         assert_eq!(request(&mut instance, json!({"get": {"vf": vf}})).unwrap()["set"], json!([]));
@@ -215,8 +229,13 @@ fn settings_of_the_guest_are_restored_and_decided_again() {
         let now = shown(&restored, 1);
         assert_eq!(now["policy"]["guest_set"], remaining, "{keys}");
         match remaining.as_array().map_or(0, Vec::len) {
-            5 => assert_eq!((&now["mac"], &now["policy"]["vlan"], &now["link"]), (&json!(MAC), &json!(120), &json!("down"))),
-            1 => assert_eq!((&now["mac"], &now["policy"]["vlan"], &now["link"]), (&json!(MAC), &json!(0), &json!("up"))),
+            5 => assert_eq!(
+                (&now["mac"], &now["policy"]["vlan"], &now["link"]),
+                (&json!(MAC), &json!(120), &json!("down"))
+            ),
+            1 => {
+                assert_eq!((&now["mac"], &now["policy"]["vlan"], &now["link"]), (&json!(MAC), &json!(0), &json!("up")))
+            }
             _ => assert_eq!(now, before),
         }
         assert_eq!(shown(&restored, 0)["policy"], before["policy"]);
