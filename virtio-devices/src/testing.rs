@@ -23,6 +23,7 @@ pub use crate::backend::VhostUserSteps;
 pub use crate::block::image::qcow2::steps::Qcow2Steps;
 pub use crate::block::steps::{BlockQueue, BlockSteps};
 pub use crate::console::steps::ConsoleSteps;
+pub use crate::guest_channel::steps::ChannelSteps;
 use crate::device::config::{ConfigField, Rule, read};
 pub use crate::device::queue_worker::steps::SteppedQueue;
 use crate::device::worker::own;
