@@ -1,6 +1,9 @@
 //! The VM of the API: a configuration, and a [`Vm`] while it is booted.
 
 mod faults;
+mod guest_control;
+mod guest_lines;
+mod guest_notices;
 mod hotplug;
 mod resizing;
 mod vf_settings;
