@@ -9,7 +9,7 @@ use crate::config::device::{DeviceKind, DevicePlan};
 pub(crate) fn plan(config: &VmConfig) -> Option<DevicePlan> {
     wants_channel(config).then(|| DevicePlan {
         flag: "--net guest_control",
-        id: "__guest_channel".to_string(),
+        id: "__channel".to_string(),
         pci_segment: 0,
         pci_device_id: None,
         iommu: false,
@@ -56,7 +56,7 @@ mod tests {
     fn the_channel_is_the_last_device_and_moves_no_other() {
         let (without, with) = (vm(false), vm(true));
         let (last, others) = with.plan().devices.split_last().unwrap();
-        assert_eq!((last.id.as_str(), &last.kind, last.is_removable()), ("__guest_channel", &DeviceKind::GuestChannel, false));
+        assert_eq!((last.id.as_str(), &last.kind, last.is_removable()), ("__channel", &DeviceKind::GuestChannel, false));
         assert_eq!(others, without.plan().devices);
         assert_eq!(PlannedVm::new(with.config().clone()).unwrap(), with);
         assert!(!without.config().guest_channel && with.config().guest_channel);

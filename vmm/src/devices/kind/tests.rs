@@ -76,7 +76,7 @@ fn each_device_is_counted_with_its_files_and_threads() {
         ("__watchdog", (3, 1)),
         ("__rtc", (3, 1)),
         ("__pvpanic", (0, 0)),
-        ("__guest_channel", (10, 1)),
+        ("__channel", (10, 1)),
     ];
     assert_eq!(counted, expected);
 }
