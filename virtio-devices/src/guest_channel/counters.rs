@@ -16,9 +16,9 @@ queue_counters! {
     Lines: requests = "lines",
     /// Lines that were longer than 4 KiB, and were refused.
     LongLines: requests = "long_lines",
-    /// Times that a request had to wait because there were too many in a second.
+    /// Times that a request was found to wait because there were too many in a second.
     Limited: times = "limited",
-    /// Times that a request had to wait because too many were not answered yet, or their replies not read.
+    /// Times that a request was found to wait because too many were not answered, or their replies not read.
     Full: times = "full",
     /// Times that a program opened a port.
     Openings: times = "openings",
