@@ -1,9 +1,9 @@
 //! A channel between a program in the guest and the host: a virtio console with two named ports (`virtio 1.4 §5.3`,
 //! `VIRTIO_CONSOLE_F_MULTIPORT`).
 //!
-//! The guest writes requests to port 0, one per line, and reads a reply for each. On port 1 it reads notices. One worker
-//! runs all queues. It splits lines and keeps the limits; the lines themselves are for the host, which takes and answers
-//! them through [`ChannelEnd`].
+//! The guest writes requests to port 0, one per line, and reads a reply for each. On port 1 it reads notices. One
+//! worker runs all queues. It splits lines and keeps the limits; the lines themselves are for the host, which takes and
+//! answers them through [`ChannelEnd`].
 
 mod control;
 mod counters;

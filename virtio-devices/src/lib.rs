@@ -104,9 +104,9 @@ pub use os::unmade_file::{why_no_file, why_no_socket};
 pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
 pub use state::hex_bytes::HexBytes;
 pub use state::{
-    AddressesState, BlockState, BucketState, BucketsState, ChannelState, DeviceSpecific, DeviceState, DomainState, FunctionState,
-    HeldAddress, IommuState, MappingState, NicState, OutboxState, PositionState, QueueState, STATE_VERSION, StateError, ToldState,
-    TransportState, VectorState, VfState, VfsState,
+    AddressesState, BlockState, BucketState, BucketsState, ChannelState, DeviceSpecific, DeviceState, DomainState,
+    FunctionState, HeldAddress, IommuState, MappingState, NicState, OutboxState, PositionState, QueueState,
+    STATE_VERSION, StateError, ToldState, TransportState, VectorState, VfState, VfsState,
 };
 pub use switch::{
     MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec, UplinkPolicy, X550Ports,

@@ -24,7 +24,7 @@ queue_counters! {
     Openings: times = "openings",
     /// Bytes that were transmitted to a port that was not open, or that takes none.
     Dropped: bytes = "dropped",
-    /// Notices that nobody had read when too many others came.
+    /// Notices dropped because the guest had not read them when too many others came.
     LostNotices: notices = "lost_notices",
     /// Control messages that the standard does not have, or for ports that there are not.
     BadMessages: messages = "bad_messages",

@@ -56,7 +56,7 @@ impl ChannelEnd {
         let mut exchange = self.exchange.lock();
         let line = exchange.driver.lines.pop_front();
         if exchange.driver.lines.is_empty() {
-            // Whoever adds a line signals it again.
+            // The worker signals it again for each line that it adds.
             let _ = self.arrived.read();
         }
         let bytes = line?;

@@ -1,4 +1,4 @@
-//! What the worker and the host exchange: lines, replies and notices, with their limits.
+//! Lines, replies and notices between the worker and the host, with their limits.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

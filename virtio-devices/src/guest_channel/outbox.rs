@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use crate::StateError;
-use crate::state::{self, OutboxState};
 use crate::state::hex_bytes::HexBytes;
+use crate::state::{self, OutboxState};
 
 /// The most bytes of a reply or notice, with its newline.
 pub const MAX_MESSAGE: usize = state::MAX_MESSAGE;
@@ -44,7 +44,8 @@ impl Outbox {
     /// Fills `part` with the next bytes. Returns their number.
     pub(super) fn take(&mut self, part: &mut [u8]) -> usize {
         let mut done = 0;
-        while let (Some(first), Some(room)) = (self.messages.front(), part.get_mut(done..).filter(|room| !room.is_empty()))
+        while let (Some(first), Some(room)) =
+            (self.messages.front(), part.get_mut(done..).filter(|room| !room.is_empty()))
         {
             let rest = first.get(self.sent..).unwrap_or_default();
             let len = rest.len().min(room.len());

@@ -121,7 +121,7 @@ impl Ports {
         ChainResult::Used(0)
     }
 
-    /// Drops what the guest writes to port 1.
+    /// Drops bytes that the guest writes to port 1.
     fn dropped<'m>(chain: Chain<'m>, context: ChainContext<'_, 'm, Tally>) -> ChainResult {
         let ChainContext { memory, storage: [storage, _], tally, .. } = context;
         let mut iovecs = IoVecs::new(storage);

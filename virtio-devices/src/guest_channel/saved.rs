@@ -44,8 +44,7 @@ impl DriverPart {
             notices: Outbox::of(notices, MAX_WAITING_NOTICES)?,
             lines: Default::default(),
         };
-        let has_session =
-            *taken != 0 || !half.is_empty() || *skips || !lines.is_empty() || restored.replies.len() > 0;
+        let has_session = *taken != 0 || !half.is_empty() || *skips || !lines.is_empty() || restored.replies.len() > 0;
         if lines.len() + restored.replies.len() > MAX_WAITING
             || !lines.iter().all(is_line)
             || (has_session && !open[0])

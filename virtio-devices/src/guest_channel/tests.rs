@@ -75,12 +75,11 @@ impl Guest {
         self.kick(queue);
     }
 
-    /// What has arrived in a receive queue, buffer by buffer; the driver provides each again.
+    /// Contents of used receive buffers; the driver provides each again.
     fn received(&mut self, queue: u16) -> Vec<Vec<u8>> {
         let driver = &mut self.queues[usize::from(queue)];
         let used = driver.take_used();
-        let bytes =
-            |&(head, len): &(u32, u32)| driver.bytes(Self::buffer(queue, head as u16), len as usize);
+        let bytes = |&(head, len): &(u32, u32)| driver.bytes(Self::buffer(queue, head as u16), len as usize);
         let received: Vec<_> = used.iter().map(bytes).collect();
         if !used.is_empty() {
             self.provide(queue, used.len(), PAGE as u32);
@@ -273,7 +272,7 @@ fn a_long_line_is_refused_once_and_skipped() {
 #[test]
 fn notices_are_for_who_listens_and_the_oldest_are_dropped() {
     let mut guest = Guest::opened(None);
-    guest.host.announce(b"nobody listens\n".to_vec());
+    guest.host.announce(b"unheard\n".to_vec());
     guest.tell(1, PORT_OPEN, 1);
     guest.host.announce(b"heard\n".to_vec());
     assert_eq!(guest.lines(NOTICES, 1), ["heard"]);

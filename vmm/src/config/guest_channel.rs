@@ -56,7 +56,10 @@ mod tests {
     fn the_channel_is_the_last_device_and_moves_no_other() {
         let (without, with) = (vm(false), vm(true));
         let (last, others) = with.plan().devices.split_last().unwrap();
-        assert_eq!((last.id.as_str(), &last.kind, last.is_removable()), ("__channel", &DeviceKind::GuestChannel, false));
+        assert_eq!(
+            (last.id.as_str(), &last.kind, last.is_removable()),
+            ("__channel", &DeviceKind::GuestChannel, false)
+        );
         assert_eq!(others, without.plan().devices);
         assert_eq!(PlannedVm::new(with.config().clone()).unwrap(), with);
         assert!(!without.config().guest_channel && with.config().guest_channel);

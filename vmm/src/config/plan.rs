@@ -9,7 +9,9 @@ use crate::config::numa::NumaNode;
 use crate::config::root_buses::RootBuses;
 use crate::config::sriov::{self, AnyNic, NetPlan, NicPlan};
 use crate::config::virtio::{balloon, mem, pmem, rng, vhost_user, vsock};
-use crate::config::{console, disk, guest_channel, iommu, json_names, machine, memory, numa, on_off, rtc, segments, vfio};
+use crate::config::{
+    console, disk, guest_channel, iommu, json_names, machine, memory, numa, on_off, rtc, segments, vfio,
+};
 use crate::pci_layout::{RootBus, Weights};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;

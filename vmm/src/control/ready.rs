@@ -50,7 +50,8 @@ impl Sources<'_> {
         let client = borrow(self.client);
         // Missing descriptors are replaced by one that is polled anyway.
         let [guest, opened, migration, ended, channel] =
-            [self.guest, self.opened, self.migration, self.ended, self.channel].map(|event| event.map_or(client, borrow));
+            [self.guest, self.opened, self.migration, self.ended, self.channel]
+                .map(|event| event.map_or(client, borrow));
         let host = self.host.unwrap_or(client);
         let [end, window, hangup] = [self.signals.fd(), self.signals.window(), self.signals.hangup()];
         let mut fds = [end, window, client, guest, opened, host, migration, ended, hangup, channel]

@@ -76,7 +76,7 @@ fn a_chain_that_waits_continues_where_it_was_left() {
 }
 
 #[test]
-fn a_message_that_was_read_in_part_goes_on() {
+fn a_message_that_was_read_in_part_continues() {
     let mut old = Guest::opened(None);
     old.tell(1, PORT_OPEN, 1);
     old.stop();
