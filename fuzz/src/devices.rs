@@ -4,6 +4,7 @@ pub mod balloon;
 pub mod block;
 pub mod console;
 pub mod event_device;
+pub mod guest_channel;
 pub mod mem;
 pub mod net_ctrl;
 pub mod net_queue;

@@ -30,6 +30,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "console", run: devices::console::run, seeds: devices::console::seeds },
     Target { name: "ecam", run: functions::ecam::run, seeds: functions::ecam::seeds },
     Target { name: "event_device", run: devices::event_device::run, seeds: devices::event_device::seeds },
+    Target { name: "guest_channel", run: devices::guest_channel::run, seeds: devices::guest_channel::seeds },
     Target { name: "machine_state", run: vm::machine_state::run, seeds: vm::machine_state::seeds },
     Target { name: "mem", run: devices::mem::run, seeds: devices::mem::seeds },
     Target { name: "memory_ranges", run: vm::memory_ranges::run, seeds: vm::memory_ranges::seeds },

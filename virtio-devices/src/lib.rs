@@ -28,6 +28,7 @@ mod console;
 mod device;
 mod frames;
 mod function;
+mod guest_channel;
 mod iommu;
 mod memory;
 mod memory_devices;
@@ -76,6 +77,9 @@ pub use function::host::{
     Signals, VirtioPci,
 };
 pub use function::{FunctionError, VirtioFunction};
+pub use guest_channel::{
+    ChannelCounter, ChannelCounters, ChannelEnd, ChannelLine, GuestChannel, MAX_LINE, MAX_MESSAGE, MAX_WAITING_NOTICES,
+};
 pub use iommu::{ADDRESS_WIDTHS, Endpoint, Iommu, IommuAttachment, IommuCounter, IommuCounters, IommuDevice};
 pub use memory::file_mapping::FileMapping;
 pub use memory::zeros::fill_with_zeros;
@@ -100,9 +104,9 @@ pub use os::unmade_file::{why_no_file, why_no_socket};
 pub use rng::{Rng, RngCounter, RngCounters, RngError, RngSpec};
 pub use state::hex_bytes::HexBytes;
 pub use state::{
-    AddressesState, BlockState, BucketState, BucketsState, DeviceSpecific, DeviceState, DomainState, FunctionState,
-    HeldAddress, IommuState, MappingState, NicState, PositionState, QueueState, STATE_VERSION, StateError, ToldState,
-    TransportState, VectorState, VfState, VfsState,
+    AddressesState, BlockState, BucketState, BucketsState, ChannelState, DeviceSpecific, DeviceState, DomainState,
+    FunctionState, HeldAddress, IommuState, MappingState, NicState, OutboxState, PositionState, QueueState,
+    STATE_VERSION, StateError, ToldState, TransportState, VectorState, VfState, VfsState,
 };
 pub use switch::{
     MAX_PORTS, MAX_WORKERS, PortSettings, Switch, SwitchError, SwitchMode, SwitchSpec, UplinkPolicy, X550Ports,

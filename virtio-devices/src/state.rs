@@ -143,6 +143,10 @@ pub struct FunctionState {
     pub told: Option<ToldState>,
 }
 
+/// The most bytes of a line of a guest's channel.
+pub(crate) const MAX_LINE: usize = 4096;
+/// The most bytes of a reply or notice to it.
+pub(crate) const MAX_MESSAGE: usize = 16 << 10;
 /// More bytes than any device configuration has.
 const MAX_CONFIG: usize = 512;
 
@@ -259,6 +263,8 @@ pub enum DeviceSpecific {
     Iommu(IommuState),
     /// A disk.
     Block(BlockState),
+    /// A guest's channel.
+    Channel(Box<ChannelState>),
     /// An X550, with what all of its functions share.
     X550(Box<x550::NicState>),
 }
@@ -273,7 +279,7 @@ impl DeviceSpecific {
             Self::Iommu(state) => state.domains.is_empty(),
             // The limits of a disk outlive resets, too.
             Self::Block(state) => state.writeback.is_none(),
-            Self::Config(_) => false,
+            Self::Config(_) | Self::Channel(_) => false,
         }
     }
 }
@@ -371,6 +377,38 @@ pub struct BlockState {
     /// of the group.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<BucketState>,
+}
+
+/// The state of a guest's channel: its driver's commands, and what it has not read yet.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChannelState {
+    /// The control messages that the driver is owed, as bits.
+    pub owed: u8,
+    /// The ports that are open.
+    pub open: [bool; 2],
+    /// The bytes that were taken of the chain at the head of the queue of requests.
+    pub taken: u32,
+    /// The beginning of a line.
+    pub half: HexBytes<MAX_LINE>,
+    /// The rest of a line is skipped.
+    pub skips: bool,
+    /// The lines that the host has not taken; null for one that was too long.
+    pub lines: Vec<Option<HexBytes<MAX_LINE>>>,
+    /// The replies that the driver has not received.
+    pub replies: OutboxState,
+    /// The notices that it has not received.
+    pub notices: OutboxState,
+}
+
+/// Messages of a channel.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutboxState {
+    /// The messages, in order.
+    pub messages: Vec<HexBytes<MAX_MESSAGE>>,
+    /// The bytes of the first that the driver has.
+    pub sent: u32,
 }
 
 /// A table of addresses.

@@ -27,6 +27,7 @@ use crate::device::config::{ConfigField, Rule, read};
 pub use crate::device::queue_worker::steps::SteppedQueue;
 use crate::device::worker::own;
 pub use crate::frames::policy::steps::{PolicyStep, never_replaced, police_received, police_sent};
+pub use crate::guest_channel::steps::ChannelSteps;
 pub use crate::iommu::steps::{IommuQueue, IommuSteps};
 pub use crate::memory_devices::balloon::steps::BalloonSteps;
 pub use crate::memory_devices::mem::steps::MemSteps;

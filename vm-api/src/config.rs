@@ -118,6 +118,10 @@ pub struct VmConfig {
     pub watchdog: bool,
     /// True if the VM has a pvpanic device, which reports a panic of the guest as the event guest:panic.
     pub pvpanic: bool,
+    /// True if the VM has the device by which programs of its guest govern VFs. Also set if a NIC lets the guest do so
+    /// when the VM is created. With it, such a NIC can be added later.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub guest_channel: bool,
     /// The clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rtc: Option<RtcConfig>,
@@ -173,6 +177,7 @@ impl Default for VmConfig {
             devices: Vec::new(),
             watchdog: false,
             pvpanic: false,
+            guest_channel: false,
             rtc: None,
             tpm: None,
             serial: ConsoleConfig::new(ConsoleMode::Null),

@@ -8,6 +8,7 @@ pub(crate) mod cpus;
 pub(crate) mod debug_console;
 pub(crate) mod device;
 pub(crate) mod disk;
+pub(crate) mod guest_channel;
 pub(crate) mod iommu;
 pub(crate) mod json_names;
 pub(crate) mod machine;

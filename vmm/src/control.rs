@@ -137,6 +137,9 @@ impl ControlLoop {
             if ready.guest && !self.leaves_guest() && self.guest()? == ControlFlow::Break(()) {
                 return Ok(());
             }
+            if ready.channel {
+                self.answer_guest();
+            }
             if ready.opened {
                 self.opened();
             }
@@ -290,6 +293,7 @@ impl ControlLoop {
             client: self.actions.event(),
             // Guest events from before the pause are handled after the snapshot.
             guest: vm.filter(|_| !self.leaves_guest()).map(Vm::event),
+            channel: vm.filter(|vm| self.serves_guest(vm)).and_then(Vm::channel).map(|channel| channel.event()),
             opened: self.opening.as_ref().map(PendingOpen::event),
             ended: self.ending.as_ref().map(PendingOpen::event),
             migration: self.live.as_ref().map(ActiveMigration::event),
@@ -307,6 +311,23 @@ impl ControlLoop {
     /// True if events of the guest must wait.
     fn leaves_guest(&self) -> bool {
         self.is_saving() || self.holds_guest()
+    }
+
+    /// True if requests of the guest are carried out now. They wait while the guest does not run, and for their turn
+    /// after an action that is opening resources, as changes by clients do.
+    fn serves_guest(&self, vm: &Vm) -> bool {
+        !self.leaves_guest() && self.opening.is_none() && !vm.is_paused()
+    }
+
+    /// Carries out one request of the guest.
+    fn answer_guest(&mut self) {
+        let is_sent = self.live.is_some();
+        // An event that was handled before may have paused the VM.
+        if self.instance.as_ref().and_then(Instance::vm).is_some_and(|vm| self.serves_guest(vm))
+            && let Some(instance) = &mut self.instance
+        {
+            instance.answer_guest(is_sent);
+        }
     }
 
     /// True while a snapshot is being written.

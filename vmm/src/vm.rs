@@ -31,7 +31,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use virtio_devices::{BalloonSize, Cancel, Iommu, Memory};
+use virtio_devices::{BalloonSize, Cancel, ChannelEnd, Iommu, Memory};
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -87,6 +87,7 @@ pub struct Vm {
     debug_console: Option<DebugConsole>,
     tpm: Option<Tpm>,
     balloon: Arc<BalloonSize>,
+    channel: Option<Arc<ChannelEnd>>,
     mem_regions: MemRegions,
     ram: GuestRam,
     /// Payload to boot; `None` in a restored VM whose payload could not be opened.
@@ -204,6 +205,7 @@ impl Vm {
         let sockets = parts.origin.sockets();
         let console = ConsoleEnd::open_with("--console", &config.console, !shared, &sockets)?;
         let balloon = Arc::<BalloonSize>::default();
+        let channel = plan.has_channel().then(ChannelEnd::new).transpose().map_err(host)?.map(Arc::new);
         let slots = plugged(kvm.memory_slots()).len();
         let mem_regions = memory::places::regions(&config.memory, &layout, slots);
         let host = devices::HostResources {
@@ -212,6 +214,7 @@ impl Vm {
             roots: plan.roots_in_use(),
             console: console.as_ref().map(|end| (Arc::clone(end.device()), end.window().cloned())),
             balloon: Arc::clone(&balloon),
+            channel: channel.clone(),
             expiry: watchdog::expiry(Arc::clone(&stop)),
             mem_regions: mem_regions.clone(),
             events,
@@ -236,6 +239,7 @@ impl Vm {
             debug_console,
             tpm,
             balloon,
+            channel,
             mem_regions,
             ram,
             is_firmware: payload.as_ref().is_some_and(Payload::is_firmware),
@@ -275,6 +279,11 @@ impl Vm {
     /// Readable when the guest has stopped or released a device: see [`Self::take_stop`] and [`Self::take_ejected`].
     pub fn event(&self) -> &EventFd {
         self.stop.event()
+    }
+
+    /// The host's end of the guest's channel, if it has one.
+    pub(crate) const fn channel(&self) -> Option<&Arc<ChannelEnd>> {
+        self.channel.as_ref()
     }
 
     /// Reason why the guest stopped, if it has.

@@ -170,6 +170,8 @@ fn each_field_of_a_console_does_as_its_rule_says() {
     let end = || Arc::new(CharDevice::open(&CharSpec::Null).unwrap());
     check(|| Console::new("_console", end(), Some(window())));
     check(|| Console::new("_console", end(), None));
+    let channel = || Arc::new(ChannelEnd::new().unwrap());
+    check(|| GuestChannel::new("__channel", channel(), ["a", "b"]));
 }
 
 #[test]
@@ -287,10 +289,11 @@ fn a_disk_that_became_readonly_or_has_a_new_serial_is_refused() {
 }
 
 /// Every kind of device that has a device configuration, and the fields of that.
-const TABLES: [(&str, &[ConfigField]); 10] = [
+const TABLES: [(&str, &[ConfigField]); 11] = [
     ("NIC, PF, VF", net::FIELDS),
     ("disk, also over vhost-user", block::FIELDS),
     ("console", console::FIELDS),
+    ("guest channel", guest_channel::FIELDS),
     ("balloon", balloon::FIELDS),
     ("memory", mem::FIELDS),
     ("IOMMU", iommu::FIELDS),

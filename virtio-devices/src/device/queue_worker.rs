@@ -69,6 +69,8 @@ pub(crate) enum ChainResult {
     Later(Duration),
     /// The chain and all behind it wait for the handler's own source, and are retried after [`QueueHandler::wait`].
     Waits,
+    /// The chain and all behind it are retried after a check of the other queues, without a wait.
+    AfterOthers,
     /// The worker must stop: the chain is left for the next worker.
     Stopped,
 }
@@ -193,7 +195,7 @@ impl<A: QueueHandler> QueueWorker<A> {
                     ring.put_back(1);
                     return Ok(Next::Source);
                 }
-                ChainResult::Stopped => {
+                ChainResult::AfterOthers | ChainResult::Stopped => {
                     ring.put_back(1);
                     return Ok(Next::More);
                 }

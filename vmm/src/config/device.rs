@@ -60,6 +60,8 @@ pub enum DeviceKind {
         /// The index of the part of the memory that it adds to.
         part: usize,
     },
+    /// The channel by which the guest governs VFs.
+    GuestChannel,
     /// The clock.
     Rtc(RtcSpec),
     /// The virtual IOMMU.
@@ -117,7 +119,14 @@ impl DevicePlan {
     /// True if the configuration has fields for the device's id and slot
     /// ([`VmConfig::places_mut`](vm_api::config::VmConfig::places_mut)).
     pub(crate) const fn has_place(&self) -> bool {
-        !matches!(self.kind, DeviceKind::Watchdog | DeviceKind::Pvpanic | DeviceKind::Mem { .. } | DeviceKind::Iommu(_))
+        !matches!(
+            self.kind,
+            DeviceKind::Watchdog
+                | DeviceKind::Pvpanic
+                | DeviceKind::GuestChannel
+                | DeviceKind::Mem { .. }
+                | DeviceKind::Iommu(_)
+        )
     }
 
     /// The virtual IOMMU, if the device is one.
@@ -142,6 +151,7 @@ impl DevicePlan {
             | DeviceKind::Pmem(_)
             | DeviceKind::Watchdog
             | DeviceKind::Pvpanic
+            | DeviceKind::GuestChannel
             | DeviceKind::Mem { .. }
             | DeviceKind::Rtc(_)
             | DeviceKind::Iommu(_)
@@ -202,6 +212,7 @@ impl DevicePlan {
             | DeviceKind::Balloon(_)
             | DeviceKind::Watchdog
             | DeviceKind::Pvpanic
+            | DeviceKind::GuestChannel
             | DeviceKind::Mem { .. }
             | DeviceKind::Rtc(_)
             | DeviceKind::Iommu(_) => false,

@@ -65,7 +65,10 @@ fn check(device: &DevicePlan, segments: &[u16]) -> Result<(), ConfigError> {
     let fail = |option: String, problem| Err(ConfigError::new(option, problem));
     if !device.iommu && segments.contains(&device.pci_segment) {
         // A device with neither key is on segment 0.
-        let is_fixed = matches!(device.kind, DeviceKind::Watchdog | DeviceKind::Pvpanic | DeviceKind::Mem { .. });
+        let is_fixed = matches!(
+            device.kind,
+            DeviceKind::Watchdog | DeviceKind::Pvpanic | DeviceKind::GuestChannel | DeviceKind::Mem { .. }
+        );
         let advice = match is_fixed {
             true => ", and this one cannot be; leave it out, or the segment",
             false => "; add iommu=on, or put it on another segment",

@@ -9,7 +9,9 @@ use crate::config::numa::NumaNode;
 use crate::config::root_buses::RootBuses;
 use crate::config::sriov::{self, AnyNic, NetPlan, NicPlan};
 use crate::config::virtio::{balloon, mem, pmem, rng, vhost_user, vsock};
-use crate::config::{console, disk, iommu, json_names, machine, memory, numa, on_off, rtc, segments, vfio};
+use crate::config::{
+    console, disk, guest_channel, iommu, json_names, machine, memory, numa, on_off, rtc, segments, vfio,
+};
 use crate::pci_layout::{RootBus, Weights};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
@@ -104,6 +106,8 @@ impl VmPlan {
         devices.extend(on_off::pvpanic(config));
         let iommu = iommu::plan(config, &devices, count)?;
         devices.splice(before_pvpanic..before_pvpanic, iommu);
+        // After all others, whose slots do not depend on it.
+        devices.extend(guest_channel::plan(config));
         numa::check_devices(&numa, &devices)?;
         let platform = config.platform.as_ref();
         let smbios = smbios::tables(platform.unwrap_or(&PlatformConfig::default()), &mut warnings)?;
@@ -125,6 +129,11 @@ impl VmPlan {
     pub(crate) fn roots_in_use(&self) -> Vec<RootBus> {
         let is_used = self.devices.iter().any(|device| device.root().is_some());
         if is_used { self.roots.clone() } else { Vec::new() }
+    }
+
+    /// True if the guest has a channel by which it governs VFs.
+    pub fn has_channel(&self) -> bool {
+        self.devices.iter().any(|device| device.kind == DeviceKind::GuestChannel)
     }
 
     /// True if the guest's memory must be shared, because a backend maps it.
@@ -170,6 +179,7 @@ impl VmPlan {
     /// of taps.
     fn fill_in(&self, config: &mut VmConfig) {
         config.iommu = self.iommu().is_some();
+        config.guest_channel = self.has_channel();
         for (place, device) in config.places_mut().zip(self.devices.iter().filter(|device| device.has_place())) {
             *place.id = Some(device.id.clone());
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::api::NewDevice;
-use crate::config::{ConfigError, DevicePlan, PlannedVm, VmConfig, iommu};
+use crate::config::{ConfigError, DevicePlan, PlannedVm, VmConfig, guest_channel, iommu};
 use crate::devices::kind;
 use crate::devices::opened_before::OpenedBefore;
 use crate::error::Error;
@@ -58,6 +58,7 @@ fn plan(config: VmConfig, before: &PlannedVm, is_booted: bool) -> Result<Planned
     let mut planned = PlannedVm::with_device_of_document(config)?;
     planned.keep_slots(before.plan());
     if is_booted && let Some(device) = planned.added_to(before.plan()) {
+        guest_channel::check_added(&before.plan().devices, &planned.plan().devices)?;
         iommu::check_added(before.plan().iommu(), device)?;
         landlock::check_device(|| kind::files(device))?;
     }

@@ -2,6 +2,7 @@
 
 mod faults;
 mod guest_control;
+mod guest_lines;
 mod guest_notices;
 mod guest_settings;
 mod hotplug;

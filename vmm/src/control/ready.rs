@@ -17,6 +17,8 @@ pub(super) struct Ready {
     pub hangup: bool,
     pub window: bool,
     pub guest: bool,
+    /// A request of the guest waits.
+    pub channel: bool,
     pub client: bool,
     pub opened: bool,
     /// The cancelled snapshot has ended.
@@ -31,6 +33,7 @@ pub(super) struct Sources<'s> {
     pub signals: &'s Signals,
     pub client: &'s EventFd,
     pub guest: Option<&'s EventFd>,
+    pub channel: Option<&'s EventFd>,
     pub opened: Option<&'s EventFd>,
     pub ended: Option<&'s EventFd>,
     pub migration: Option<&'s EventFd>,
@@ -46,11 +49,12 @@ impl Sources<'_> {
     pub(super) fn wait(&self, timeout: Option<Duration>) -> Result<Ready, Error> {
         let client = borrow(self.client);
         // Missing descriptors are replaced by one that is polled anyway.
-        let [guest, opened, migration, ended] =
-            [self.guest, self.opened, self.migration, self.ended].map(|event| event.map_or(client, borrow));
+        let [guest, opened, migration, ended, channel] =
+            [self.guest, self.opened, self.migration, self.ended, self.channel]
+                .map(|event| event.map_or(client, borrow));
         let host = self.host.unwrap_or(client);
         let [end, window, hangup] = [self.signals.fd(), self.signals.window(), self.signals.hangup()];
-        let mut fds = [end, window, client, guest, opened, host, migration, ended, hangup]
+        let mut fds = [end, window, client, guest, opened, host, migration, ended, hangup, channel]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         match poll(&mut fds, timeout.as_ref()) {
@@ -68,6 +72,7 @@ impl Sources<'_> {
             migration: self.migration.is_some() && ready(6),
             ended: self.ended.is_some() && ready(7),
             hangup: ready(8),
+            channel: self.channel.is_some() && ready(9),
         })
     }
 }

@@ -58,6 +58,9 @@ pub enum DeviceError {
     /// A virtio console is planned whose other end was not opened.
     #[error("--console: it is not open")]
     NoConsole,
+    /// A guest's channel is planned whose other end was not opened.
+    #[error("the guest's channel is not open")]
+    NoChannel,
     /// A memory device is planned for memory that was not mapped.
     #[error("{option}: its memory is not mapped")]
     NoRegion {
@@ -163,6 +166,7 @@ impl DeviceError {
             | Self::Late { .. }
             | Self::Pages { .. }
             | Self::NoConsole
+            | Self::NoChannel
             | Self::NoIommu
             | Self::NoRegion { .. } => ErrorKind::Host,
         }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use pci::{Placement, Rid};
-use virtio_devices::{BalloonSize, CharDevice, ConsoleWindow, Expiry, Iommu, IommuAttachment, Memory, PassedSockets};
+use virtio_devices::{
+    BalloonSize, ChannelEnd, CharDevice, ConsoleWindow, Expiry, Iommu, IommuAttachment, Memory, PassedSockets,
+};
 
 use crate::devices::disks::LimitGroups;
 use crate::devices::mem_regions::MemRegions;
@@ -21,6 +23,8 @@ pub(crate) struct HostResources {
     pub roots: Vec<RootBus>,
     /// The other end of the virtio console, with its window if that is a terminal; `None` without a console.
     pub console: Option<(Arc<CharDevice>, Option<Arc<ConsoleWindow>>)>,
+    /// The host's end of the guest's channel; `None` without one.
+    pub channel: Option<Arc<ChannelEnd>>,
     /// The size of the balloon; 0 without a balloon.
     pub balloon: Arc<BalloonSize>,
     /// Resets the guest, for its watchdog.

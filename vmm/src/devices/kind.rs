@@ -15,6 +15,7 @@
 mod balloon;
 mod console;
 mod disk;
+mod guest_channel;
 mod iommu;
 mod mem;
 mod net;
@@ -42,12 +43,13 @@ use crate::landlock::Rule;
 use crate::{serial, vfio as host_devices};
 
 /// The kinds of devices in names of metrics, and the descriptions of their counters. A kind may be listed again.
-pub(crate) const COUNTERS: [(&str, &[CounterText]); 15] = [
+pub(crate) const COUNTERS: [(&str, &[CounterText]); 16] = [
     ("net", Counter::TEXTS),
     ("block", BlockCounter::TEXTS),
     ("block", BlockLatencies::TEXTS),
     balloon::COUNTERS,
     console::COUNTERS,
+    guest_channel::COUNTERS,
     iommu::COUNTERS,
     mem::COUNTERS,
     pmem::COUNTERS,
@@ -84,6 +86,7 @@ pub(super) fn open(site: &Site<'_>, opener: &mut BackendOpener<'_>) -> Result<Op
         DeviceKind::Watchdog => watchdog::open(site),
         DeviceKind::Iommu(_) => iommu::open(site),
         DeviceKind::Pvpanic => pvpanic::open(site),
+        DeviceKind::GuestChannel => guest_channel::open(site),
     }
 }
 
@@ -104,6 +107,7 @@ pub(crate) fn files(plan: &DevicePlan) -> Vec<Rule> {
         | DeviceKind::Balloon(_)
         | DeviceKind::Watchdog
         | DeviceKind::Pvpanic
+        | DeviceKind::GuestChannel
         | DeviceKind::Mem { .. }
         | DeviceKind::Rtc(_)
         | DeviceKind::Iommu(_) => Vec::new(),
@@ -128,6 +132,7 @@ pub(crate) fn open_files(plan: &DevicePlan) -> u64 {
         DeviceKind::Pmem(_) => pmem::OPEN_FILES,
         DeviceKind::Watchdog => watchdog::OPEN_FILES,
         DeviceKind::Pvpanic => pvpanic::OPEN_FILES,
+        DeviceKind::GuestChannel => guest_channel::OPEN_FILES,
         DeviceKind::Mem { .. } => mem::OPEN_FILES,
         DeviceKind::Rtc(_) => rtc::OPEN_FILES,
         DeviceKind::Iommu(_) => iommu::OPEN_FILES,
@@ -149,6 +154,7 @@ pub(crate) fn threads(plan: &DevicePlan) -> u64 {
         DeviceKind::Pmem(_) => pmem::THREADS,
         DeviceKind::Watchdog => watchdog::THREADS,
         DeviceKind::Pvpanic => pvpanic::THREADS,
+        DeviceKind::GuestChannel => guest_channel::THREADS,
         DeviceKind::Mem { .. } => mem::THREADS,
         DeviceKind::Rtc(_) => rtc::THREADS,
         DeviceKind::Iommu(_) => iommu::THREADS,
@@ -172,6 +178,7 @@ pub(super) fn unsaved(plan: &DevicePlan, is_driven: impl FnOnce() -> bool) -> Op
         | DeviceKind::Vsock(_)
         | DeviceKind::Watchdog
         | DeviceKind::Pvpanic
+        | DeviceKind::GuestChannel
         | DeviceKind::Mem { .. }
         | DeviceKind::Rtc(_)
         | DeviceKind::Iommu(_)

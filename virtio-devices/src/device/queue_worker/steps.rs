@@ -19,7 +19,7 @@ use crate::{GuestMap, Interrupts, SharedQueue};
 pub struct SteppedQueue<'q>(Ring<'q>);
 
 /// The most queues of a device with such a worker.
-const QUEUES: u16 = 3;
+const QUEUES: u16 = 6;
 
 /// A worker that is not a thread.
 pub(crate) struct QueueSteps<A: QueueHandler> {
@@ -69,6 +69,12 @@ impl<A: QueueHandler> QueueSteps<A> {
             Ok(Next::Later(_) | Next::Source) => Step::Frame,
             Err(BrokenRing) => Step::Broken,
         }
+    }
+
+    /// Ends a check of all queues.
+    pub(crate) fn after_look(&mut self) {
+        self.worker.answerer.after_look(&mut self.worker.tally);
+        self.worker.tally.flush(&self.worker.counters);
     }
 
     /// True if the driver was interrupted since the last call.

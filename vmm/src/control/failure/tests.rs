@@ -120,6 +120,7 @@ fn device_error_is_invalid_unless_it_is_for_lack_of_room() {
             devices::DeviceError::Sriov { option: s(), error: NetSriovError::Count { vfs: 1, reserved: 2 } },
             devices::DeviceError::Pages { option: s(), error: io() },
             devices::DeviceError::NoConsole,
+            devices::DeviceError::NoChannel,
         ],
     );
 }

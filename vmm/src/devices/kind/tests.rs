@@ -21,7 +21,7 @@ fn devices(folder: &Path) -> Vec<DevicePlan> {
         "fs": [{"id": "shared", "tag": "t", "socket": text("fs")}],
         "rng": {"src": text("rng")},
         "vsock": {"id": "vs", "cid": 3, "socket": text("vsock/s")},
-        "watchdog": true, "pvpanic": true, "rtc": {},
+        "watchdog": true, "pvpanic": true, "guest_channel": true, "rtc": {},
     });
     PlannedVm::new(serde_json::from_value(config).unwrap()).unwrap().plan().devices.clone()
 }
@@ -76,6 +76,7 @@ fn each_device_is_counted_with_its_files_and_threads() {
         ("__watchdog", (3, 1)),
         ("__rtc", (3, 1)),
         ("__pvpanic", (0, 0)),
+        ("__channel", (10, 1)),
     ];
     assert_eq!(counted, expected);
 }

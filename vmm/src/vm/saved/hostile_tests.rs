@@ -17,7 +17,7 @@ fn machine() -> Machine {
     let json = r#"{
         "cpus": {"boot_vcpus": 2, "max_vcpus": 4},
         "serial": {"mode": "Null"}, "console": {"mode": "Null"},
-        "balloon": {"size": 0}, "watchdog": true, "pvpanic": true,
+        "balloon": {"size": 0}, "watchdog": true, "pvpanic": true, "guest_channel": true,
         "net": [{"id": "pf0", "switch": "veb", "sriov_vfs": 2, "mac": "02:00:00:00:00:10"}]
     }"#;
     let mut machine = Machine::boot(IDLE, json);
