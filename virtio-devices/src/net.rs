@@ -51,8 +51,8 @@ use crate::frames::net_protocol::{MAX_QUEUE_SIZE, features};
 use crate::frames::policy::Replaced;
 use crate::transport::features::has;
 use crate::{
-    BucketsState, ConnectError, DeviceSpecific, FeatureRequirement, HostNic, HostSettings, Interrupts, NewBackend, NicState, Start,
-    StateError, VirtioDevice, Worker,
+    BucketsState, ConnectError, DeviceSpecific, FeatureRequirement, HostNic, HostSettings, Interrupts, NewBackend,
+    NicState, Start, StateError, VirtioDevice, Worker,
 };
 pub use carrier::PortHandle;
 pub(crate) use carrier::{CarriedNic, Carrier};

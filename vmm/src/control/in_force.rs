@@ -57,8 +57,8 @@ pub(crate) fn no_vf(pf: &str, index: u16) -> Failure {
     Failure::new(ErrorKind::NotFound, format!("pf={pf},index={index}: {what}"))
 }
 
-/// Changes a VF. Takes the device's lock, which vCPUs take, for this VF alone. Returns a handle to wait for frames under
-/// the earlier settings.
+/// Changes a VF. Takes the device's lock, which vCPUs take, for this VF alone. Returns a handle to wait for frames
+/// under the earlier settings.
 ///
 /// # Errors
 ///
@@ -108,7 +108,8 @@ fn set_mac_for_guest(port: &mut dyn HostNic, (pf, index): (&str, u16), mac: [u8;
     set.map_err(|error| Failure::new(error.kind().into(), format!("pf={pf},index={index},mac={mac}: {error}")))
 }
 
-/// Applies the plan's settings to a VF that is a port of a switch, except for the link, which clients and the guest set.
+/// Applies the plan's settings to a VF that is a port of a switch, except for the link, which clients and the guest
+/// set.
 pub(crate) fn set_port(plugged: &Plugged, index: u16, plan: &NicPlan, link: LinkPolicy) -> Replaced {
     if let BackendPlan::Port(settings) = &plan.backend
         && let Some(switch) = plugged.switch()

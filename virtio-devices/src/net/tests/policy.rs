@@ -333,7 +333,7 @@ fn spoof_check_follows_the_drivers_mac_and_survives_its_reset() {
 }
 
 #[test]
-fn an_address_that_the_guest_asks_for_applies_while_its_driver_runs() {
+fn an_address_of_the_guest_applies_while_its_driver_runs() {
     let host = Policy { address: Some(MAC), spoof_check: true, trusted: false, ..Policy::default() };
     let mut guest = Guest::with(NetSpec { policy: host.clone(), ..spec(1, 64) });
     guest.start_fresh(COMMANDS);

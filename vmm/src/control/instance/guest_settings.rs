@@ -1,8 +1,8 @@
 //! Settings that the guest has made for its VFs: kept besides the configuration, which stays the host's, and decided
 //! again whenever the host changes something.
 //!
-//! They belong to a VF from its enabling to its disabling. The device counts the latter in the very access that disables
-//! the VF, and returns to the host's settings in it; settings with an older count have ended.
+//! They belong to a VF from its enabling to its disabling. The device counts the latter in the very access that
+//! disables the VF, and returns to the host's settings in it; settings with an older count have ended.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -81,8 +81,8 @@ impl Instance {
         others.any(|(_, other)| other.settings.mac == Some(mac)) || is_planned(planned, mac, (pf, index))
     }
 
-    /// The VFs `indices` of a PF for which the guest has made settings, decided again for `planned` if the configuration
-    /// changes, and the host's new `link` if that does.
+    /// The VFs `indices` of a PF for which the guest has made settings, decided again for `planned` if the
+    /// configuration changes, and the host's new `link` if that does.
     pub(super) fn governed_after(
         &self,
         plugged: &Plugged,

@@ -164,7 +164,7 @@ fn the_guests_values_are_effective_and_the_hosts_return() {
 }
 
 #[test]
-fn turning_the_spoof_check_on_takes_trust_away_and_never_gives_it() {
+fn the_guests_spoof_check_takes_trust_away_and_never_gives_it() {
     let allowed: GuestControl = "[spoofchk]".parse().unwrap();
     let trust = |vf: &str, on: bool| {
         let wanted = GuestSettings { spoofchk: Some(on), ..GuestSettings::default() };
@@ -174,7 +174,7 @@ fn turning_the_spoof_check_on_takes_trust_away_and_never_gives_it() {
 }
 
 #[test]
-fn an_open_backend_refuses_what_it_cannot_enforce_as_to_the_host() {
+fn an_open_backend_refuses_to_the_guest_as_it_does_to_the_host() {
     let carried = "carries this function's packets past this program; leave vhost out, or set it on the host \
                    (docs/policy.md)";
     let open = Host { backend: BackendKind::VhostNet, ..Host::new(PF, "vhost=auto") };

@@ -247,7 +247,7 @@ fn settings_of_the_guest_are_restored_and_decided_again() {
 }
 
 #[test]
-fn an_untrusted_state_gives_a_vf_nothing_that_the_guest_may_not_set() {
+fn an_untrusted_state_gives_a_vf_nothing_beyond_its_limits() {
     let saved = |id: &str, vf: u16, settings: Value| {
         serde_json::from_value::<crate::machine_state::GuestVfState>(json!({"id": id, "vf": vf, "settings": settings}))
     };
