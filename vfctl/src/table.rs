@@ -5,8 +5,7 @@ use vm_api::config::net::policy::{LinkPolicy, VlanProto};
 
 use crate::view::{PfView, VfView, short};
 
-const HEAD: [&str; 10] =
-    ["VF", "ADDRESS", "NETDEV", "MAC", "VLAN", "RATE", "LINK", "SPOOFCHK", "DRIVER", "SET"];
+const HEAD: [&str; 10] = ["VF", "ADDRESS", "NETDEV", "MAC", "VLAN", "RATE", "LINK", "SPOOFCHK", "DRIVER", "SET"];
 
 /// The PFs, each with a table of its VFs.
 pub(crate) fn of_pfs(pfs: &[PfView]) -> String {
