@@ -84,7 +84,7 @@ fn a_list_that_does_not_advance_is_an_error() {
 }
 
 #[test]
-fn a_refusal_is_told_by_the_sentence_of_the_host() {
+fn a_refusal_has_the_sentence_of_the_host() {
     let (_guest, _host, roots) = guest(|line| {
         let refusal = r#"{"code":"denied","message":"vlan=300: the host allows 100-199"}"#;
         vec![format!("{{\"id\":{},\"error\":{refusal}}}\n", id(line)).into_bytes()]

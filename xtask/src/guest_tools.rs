@@ -44,7 +44,7 @@ pub(crate) fn programs(workspace: &Path) -> Result<Vec<PathBuf>> {
     let target = if nightly::target(MUSL).is_ok() { MUSL } else { build::TARGET };
     let folder = folder(workspace);
     fs::create_dir_all(&folder).context(format!("making {}", folder.display()))?;
-    let copy = |(built, name): (PathBuf, &str)| {
+    let copy = |(built, name): (PathBuf, &str)| -> Result<PathBuf> {
         let program = folder.join(name);
         // A program that runs cannot be written to, but replaced.
         let _ = fs::remove_file(&program);
