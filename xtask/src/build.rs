@@ -65,7 +65,7 @@ pub(crate) fn demonstration(workspace: &Path, demo: &str) -> Result<(PathBuf, Pa
 pub(crate) fn guest_programs(workspace: &Path, names: &[&str], target: &str) -> Result<Vec<PathBuf>> {
     let mut command = cargo(workspace);
     command.args(["build", "--profile", "guest", "--target", target]).env("RUSTFLAGS", STATIC);
-    command.args(names.iter().flat_map(|name| ["--package", name, "--bin", name]));
+    command.args(names.iter().flat_map(|&name| ["--package", name, "--bin", name]));
     let built = run(command, &format!("{}, small", names.join(" and ")))?;
     names.iter().map(|name| only(&built, name)).collect()
 }
