@@ -185,7 +185,7 @@ fn a_malformed_command_line_is_one_line() {
         (&["set", "eth1"], "the following required arguments were not provided: <SETTING=VALUE>...; see --help"),
         (&["reset"], "the following required arguments were not provided: <VF|--all>; see --help"),
         (&["--timeout", "0", "list"], "invalid value '0' for '--timeout <seconds>': not a number above 0, and at most"),
-        (&["list", "--json", "--text"], "the argument '--json' cannot be used with '--text'; see --help"),
+        (&["list", "--json", "--text"], "--json cannot be combined with --text; leave one of them out; see --help"),
     ] {
         let (code, error) = failed(&guest, arguments);
         assert!(code == 2 && error.starts_with(&format!("vfctl: {line}")), "{error}");
