@@ -1,1 +1,16 @@
-//! The guest's side of the channel by which it governs its VFs.
+//! The guest's side of the channel by which a guest governs its VFs: requests ([`Channel`]), and
+//! the functions that both name ([`function`]).
+//!
+//! The VMM provides the channel as two ports of a virtio console (`--net guest_control=`). [`vm_api::channel`] has the
+//! requests and replies. The program `vfctl` and the CNI plugin use this library.
+
+mod channel;
+mod error;
+pub mod function;
+mod lines;
+mod port;
+mod roots;
+
+pub use channel::Channel;
+pub use error::Error;
+pub use roots::Roots;
