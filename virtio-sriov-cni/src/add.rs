@@ -54,14 +54,15 @@ pub(crate) fn add(run: &Run<'_>) -> Result<String> {
     };
     run.system.store.write(&record)?;
     let adding = Adding { run, record: &record, vf: &vf, container: &container };
-    adding.build(&settings).map(|(interface, ipam)| {
-        Attached::after(previous, interface, &ipam).to_json(run.config.version).to_string()
-    }).inspect_err(|error| {
-        run.log.write(Level::Debug, &format!("undoing: {error}"));
-        if let Err(also) = release(run, &record) {
-            run.log.write(Level::Error, &format!("undoing failed, DEL will try again: {also}"));
-        }
-    })
+    adding
+        .build(&settings)
+        .map(|(interface, ipam)| Attached::after(previous, interface, &ipam).to_json(run.config.version).to_string())
+        .inspect_err(|error| {
+            run.log.write(Level::Debug, &format!("undoing: {error}"));
+            if let Err(also) = release(run, &record) {
+                run.log.write(Level::Error, &format!("undoing failed, DEL will try again: {also}"));
+            }
+        })
 }
 
 /// Result of the plugin before this one in the chain.
@@ -98,12 +99,7 @@ fn refuse_taken(run: &Run<'_>, attachment: &Attachment, vf: &Vf) -> Result<()> {
 }
 
 /// The interface of the VF as the host has it; none with a driver for user space.
-fn original(
-    run: &Run<'_>,
-    container: &Namespace,
-    attachment: &Attachment,
-    vf: &Vf,
-) -> Result<Option<Original>> {
+fn original(run: &Run<'_>, container: &Namespace, attachment: &Attachment, vf: &Vf) -> Result<Option<Original>> {
     if vf.in_user_space {
         return Ok(None);
     }

@@ -5,10 +5,11 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV6};
 use std::os::fd::OwnedFd;
 
+use rustix::net::addr::SocketAddrStorage;
 use rustix::net::ipproto::ICMPV6;
 use rustix::net::sockopt::set_ipv6_multicast_hops;
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketAddrAny, SocketFlags, SocketType};
-use rustix::net::{SocketAddrStorage, bind, sendto, socket_with};
+use rustix::net::{bind, sendto, socket_with};
 use vm_api::config::mac::MacAddress;
 
 use crate::netlink::Link;

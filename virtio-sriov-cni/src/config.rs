@@ -11,13 +11,37 @@ use crate::version::Version;
 
 /// Keys of CNI and its conventions, and those of multus, which ask nothing of this plugin.
 const OTHERS: [&str; 10] = [
-    "args", "capabilities", "cni.dev/attachments", "cniVersions", "disableCheck", "disableGC", "loadOnlyInlinedPlugins",
-    "pciBusID", "resourceName", "type",
+    "args",
+    "capabilities",
+    "cni.dev/attachments",
+    "cniVersions",
+    "disableCheck",
+    "disableGC",
+    "loadOnlyInlinedPlugins",
+    "pciBusID",
+    "resourceName",
+    "type",
 ];
 /// Keys that this plugin reads.
 const READ: [&str; 19] = [
-    "cniVersion", "cni.dev/valid-attachments", "deviceID", "dns", "ipam", "link_state", "logFile", "logLevel", "mac",
-    "max_tx_rate", "min_tx_rate", "name", "prevResult", "runtimeConfig", "spoofchk", "trust", "vlan", "vlanProto",
+    "cniVersion",
+    "cni.dev/valid-attachments",
+    "deviceID",
+    "dns",
+    "ipam",
+    "link_state",
+    "logFile",
+    "logLevel",
+    "mac",
+    "max_tx_rate",
+    "min_tx_rate",
+    "name",
+    "prevResult",
+    "runtimeConfig",
+    "spoofchk",
+    "trust",
+    "vlan",
+    "vlanProto",
     "vlanQoS",
 ];
 

@@ -97,11 +97,9 @@ mod tests {
         assert!(!nic.in_user_space);
         assert_eq!(nic.owners, ["virtio3", "0000:01:00.1"]);
         assert!(Vf::find(&roots, "0000:01:00.2").unwrap().in_user_space);
-        for (address, why) in [
-            ("0000:01:00.0", "not a VF"),
-            ("0000:01:00.3", "no driver"),
-            ("0000:01:00.4", "there is no such device"),
-        ] {
+        for (address, why) in
+            [("0000:01:00.0", "not a VF"), ("0000:01:00.3", "no driver"), ("0000:01:00.4", "there is no such device")]
+        {
             let error = Vf::find(&roots, address).unwrap_err();
             assert!(error.is(Code::Device) && error.message.contains(why), "{error}");
         }

@@ -13,7 +13,7 @@ use crate::result::Attached;
 
 /// Commands without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub(crate) enum Order {
     /// Release the addresses of an attachment.
     Del,
     /// Check the addresses of an attachment.
@@ -49,7 +49,7 @@ struct Failure {
 /// # Errors
 ///
 /// Those of the plugin, and [`Code::Ipam`] if it cannot run or its answer is wrong.
-pub fn add(plugin: &str, environment: &Environment, input: &[u8]) -> Result<Attached> {
+pub(crate) fn add(plugin: &str, environment: &Environment, input: &[u8]) -> Result<Attached> {
     let output = run(plugin, "ADD", environment, input)?;
     let attached = serde_json::from_slice::<Attached>(&output);
     let attached = attached.map_err(|error| Error::new(Code::Ipam, format!("ipam.type={plugin}: {error}")))?;
@@ -64,7 +64,7 @@ pub fn add(plugin: &str, environment: &Environment, input: &[u8]) -> Result<Atta
 /// # Errors
 ///
 /// As [`add`].
-pub fn order(plugin: &str, order: Order, environment: &Environment, input: &[u8]) -> Result<()> {
+pub(crate) fn order(plugin: &str, order: Order, environment: &Environment, input: &[u8]) -> Result<()> {
     run(plugin, order.name(), environment, input).map(|_| ())
 }
 

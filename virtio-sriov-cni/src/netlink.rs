@@ -5,7 +5,9 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use neli::consts::nl::NlmF;
-use neli::consts::rtnl::{Arphrd, Ifa, IfaF, Iff, Ifla, RtAddrFamily, RtScope, RtTable, Rta, RtaType, Rtm, Rtn, Rtprot};
+use neli::consts::rtnl::{
+    Arphrd, Ifa, IfaF, Iff, Ifla, RtAddrFamily, RtScope, RtTable, Rta, RtaType, Rtm, Rtn, Rtprot,
+};
 use neli::consts::socket::NlFamily;
 use neli::err::SocketError;
 use neli::nl::{NlPayload, Nlmsghdr, NlmsghdrBuilder};

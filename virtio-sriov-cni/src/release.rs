@@ -53,7 +53,8 @@ pub(crate) fn gc(run: &Run<'_>) -> Result<()> {
             let again = run.system.store.read(&record.network, &record.container, &record.interface)?;
             again.map_or(Ok(()), |record| release(run, &record))
         });
-        result = result.and(released.map_err(|error| Error { message: format!("{}: {error}", record.describe()), ..error }));
+        result =
+            result.and(released.map_err(|error| Error { message: format!("{}: {error}", record.describe()), ..error }));
     }
     let of_ipam = match &run.config.ipam {
         Some(plugin) => ipam::order(plugin, Order::Gc, run.environment, run.input),
@@ -166,11 +167,8 @@ fn restore(run: &Run<'_>, vf: &Vf, original: &Original) {
     let link = netlink_in(&run.host).and_then(|netlink| Ok((vf.link(&netlink, run.system.owner)?, netlink)));
     let Ok((Some(link), netlink)) = link else { return };
     let mac: Option<MacAddress> = original.mac.parse().ok();
-    let change = Change {
-        mac: mac.filter(|mac| Some(*mac) != link.mac),
-        up: original.up && !link.up,
-        ..Change::default()
-    };
+    let change =
+        Change { mac: mac.filter(|mac| Some(*mac) != link.mac), up: original.up && !link.up, ..Change::default() };
     if change.mac.is_none() && !change.up {
         return;
     }

@@ -130,14 +130,7 @@ impl Attached {
                 interface.others.remove("socketPath");
             }
             for route in &mut result.routes {
-                *route = Route {
-                    mtu: None,
-                    advmss: None,
-                    priority: None,
-                    table: None,
-                    scope: None,
-                    ..route.clone()
-                };
+                *route = Route { mtu: None, advmss: None, priority: None, table: None, scope: None, ..route.clone() };
             }
         }
         let mut json = json!(result);

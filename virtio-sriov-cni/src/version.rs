@@ -18,12 +18,8 @@ pub enum Version {
 }
 
 /// All of them, in order, with their texts.
-const ALL: [(Version, &str); 4] = [
-    (Version::V0_3_1, "0.3.1"),
-    (Version::V0_4_0, "0.4.0"),
-    (Version::V1_0_0, "1.0.0"),
-    (Version::V1_1_0, "1.1.0"),
-];
+const ALL: [(Version, &str); 4] =
+    [(Version::V0_3_1, "0.3.1"), (Version::V0_4_0, "0.4.0"), (Version::V1_0_0, "1.0.0"), (Version::V1_1_0, "1.1.0")];
 
 impl Version {
     /// The newest version that this plugin has.
@@ -56,8 +52,7 @@ impl Version {
     ///
     /// [`Code::Version`] otherwise.
     pub fn needs(self, command: &str, since: Self) -> Result<()> {
-        let message =
-            || format!("cniVersion={}: {command} needs {} or a later one", self.as_str(), since.as_str());
+        let message = || format!("cniVersion={}: {command} needs {} or a later one", self.as_str(), since.as_str());
         if self >= since { Ok(()) } else { Err(Error::new(Code::Version, message())) }
     }
 }
