@@ -34,8 +34,8 @@ pub(crate) fn add(run: &Run<'_>) -> Result<String> {
     let attachment = run.environment.attachment(Command::Add)?;
     let settings = Settings::read(&run.config.keys, run.environment)?;
     let previous = previous(&run.config)?;
-    if run.config.ipam.is_some() {
-        run.environment.plugin_folders()?;
+    if let Some(plugin) = &run.config.ipam {
+        ipam::find(plugin, run.environment)?;
     }
     let container = open_container(run, &attachment)?;
     let vf = Vf::find(&run.system.roots, &settings.vf)?;

@@ -71,8 +71,7 @@ pub(crate) fn order(plugin: &str, order: Order, environment: &Environment, input
 /// Runs a plugin, with the same environment except for the command, and the same input.
 fn run(plugin: &str, command: &str, environment: &Environment, input: &[u8]) -> Result<Vec<u8>> {
     let failed = |why: String| Error::new(Code::Ipam, format!("ipam.type={plugin}: {why}"));
-    let path = find(plugin, &environment.plugin_folders()?)
-        .ok_or_else(|| failed("no such plugin in the folders of CNI_PATH; install it there".into()))?;
+    let path = find(plugin, environment)?;
     let mut child = Command::new(path);
     let variables: BTreeMap<_, _> = environment.0.iter().filter(|(name, _)| name.as_str() != "CNI_COMMAND").collect();
     child.env_clear().envs(variables).env("CNI_COMMAND", command);
@@ -98,8 +97,16 @@ fn run(plugin: &str, command: &str, environment: &Environment, input: &[u8]) -> 
     })
 }
 
-fn find(plugin: &str, folders: &[PathBuf]) -> Option<PathBuf> {
-    folders.iter().map(|folder| folder.join(plugin)).find(|path| path.is_file())
+/// The executable of a plugin.
+///
+/// # Errors
+///
+/// [`Code::Ipam`] if there is none, and [`Code::Environment`].
+pub(crate) fn find(plugin: &str, environment: &Environment) -> Result<PathBuf> {
+    let paths = environment.plugin_folders()?.into_iter().map(|folder| folder.join(plugin));
+    let why = "no such plugin in the folders of CNI_PATH; install it there";
+    let refusal = || Error::new(Code::Ipam, format!("ipam.type={plugin}: {why}"));
+    paths.into_iter().find(|path| path.is_file()).ok_or_else(refusal)
 }
 
 #[cfg(test)]

@@ -26,14 +26,24 @@ pub(crate) fn del(run: &Run<'_>) -> Result<()> {
     let read = || run.system.store.read(&run.config.name, &attachment.container, &attachment.interface);
     let Some(record) = read()? else {
         run.system.store.remove(&run.config.name, &attachment.container, &attachment.interface)?;
-        return del_of_ipam(run, run.environment, run.config.ipam.as_deref(), run.input);
+        return del_again(run);
     };
     let _lock = run.system.store.lock(&record.vf, run.system.limit)?;
     // An ADD that failed, or another DEL, may have removed it in the meantime.
     match read()? {
         Some(record) => release(run, &record),
-        None => del_of_ipam(run, run.environment, run.config.ipam.as_deref(), run.input),
+        None => del_again(run),
     }
+}
+
+/// DEL of an attachment that has no record. An IPAM plugin that is missing has not given it an address either.
+fn del_again(run: &Run<'_>) -> Result<()> {
+    let Some(plugin) = &run.config.ipam else { return Ok(()) };
+    if let Err(error) = ipam::find(plugin, run.environment) {
+        run.log.warn(&error.message);
+        return Ok(());
+    }
+    ipam::order(plugin, Order::Del, run.environment, run.input)
 }
 
 /// Runs GC.
