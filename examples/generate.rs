@@ -25,6 +25,8 @@ mod man;
 mod usage;
 #[path = "../src/remote/vf_change.rs"]
 mod vf_change;
+#[path = "../vfctl/src/command.rs"]
+mod vf_command;
 #[path = "../src/vm_options.rs"]
 mod vm_options;
 
@@ -38,7 +40,7 @@ use clap_complete::{Shell, generate_to};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = PathBuf::from(args_os().nth(1).ok_or("usage: generate FOLDER")?);
-    for command in [cli::Cli::command(), command::Cli::command()] {
+    for command in [cli::Cli::command(), command::Cli::command(), vf_command::Cli::command()] {
         generate(command.disable_help_subcommand(true), &folder)?;
     }
     Ok(())

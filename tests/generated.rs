@@ -74,6 +74,8 @@ fn bash_completes_subcommands_options_keys_and_values() {
         ("cloud-hypervisor --disk path=vm", &["vm.sock"]),
         ("cloud-hypervisor --net id=a vhost=a", &["auto"]),
         ("cloud-hypervisor --watchdog --pv", &["--pvpanic"]),
+        ("vfctl re", &["reset"]),
+        ("vfctl reset --a", &["--all"]),
     ] {
         let command = line.split(' ').next().unwrap();
         assert_eq!(completed(folder.path(), command, line), expected, "{line}");
@@ -124,5 +126,10 @@ fn completions_and_pages_name_every_option_and_subcommand() {
         let page = read(format!("man/ch-remote-{subcommand}.1"));
         assert!(page.contains(&format!("\\-\\-{option}")), "{subcommand}");
         assert!(read("completions/_ch-remote".to_string()).contains(subcommand));
+    }
+    for (subcommand, text) in [("set", "max_tx_rate"), ("reset", "\\-\\-all"), ("watch", "\\-\\-timeout")] {
+        let page = read(format!("man/vfctl-{subcommand}.1"));
+        assert!(page.contains(text), "{subcommand}: {page}");
+        assert!(read("completions/_vfctl".to_string()).contains(subcommand));
     }
 }

@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use imports::{Crate, circle, parts, rooms};
 
 /// The roots of crates whose files import each other in one direction.
-const CRATES: [&str; 7] = [
+const CRATES: [&str; 8] = [
     "machine/src/lib.rs",
     "pci/src/lib.rs",
+    "vfctl/src/lib.rs",
     "virtio-devices/src/lib.rs",
     "vm-api/src/lib.rs",
     "vmm/src/lib.rs",
@@ -26,8 +27,18 @@ const LAYERED: [&str; 4] = ["virtio-devices/src/lib.rs", "machine/src/lib.rs", "
 /// The crates whose root has a table of their modules, from the top down.
 const TABLES: [&str; 2] = ["machine/src/lib.rs", "vmm/src/lib.rs"];
 /// The packages of the program.
-const OURS: [&str; 8] =
-    ["pci", "option-derive", "virtio-devices", "vm-api", "machine", "vmm", "x550", "cloud-hypervisor"];
+const OURS: [&str; 10] = [
+    "pci",
+    "option-derive",
+    "virtio-devices",
+    "virtio-sriov-cni",
+    "vfctl",
+    "vm-api",
+    "machine",
+    "vmm",
+    "x550",
+    "cloud-hypervisor",
+];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -102,6 +113,8 @@ fn dependencies_point_downward() {
     assert_eq!(ours("virtio-devices/Cargo.toml"), ["pci", "x550"]);
     assert_eq!(ours("x550/Cargo.toml"), ["pci"]);
     assert_eq!(ours("machine/Cargo.toml"), ["pci", "virtio-devices", "vm-api"]);
+    assert_eq!(ours("vfctl/Cargo.toml"), ["vm-api"]);
+    assert_eq!(ours("virtio-sriov-cni/Cargo.toml"), ["vfctl", "vm-api"]);
     assert_eq!(ours("vmm/Cargo.toml"), ["machine", "pci", "virtio-devices", "vm-api"]);
 }
 
@@ -182,7 +195,7 @@ fn imports_of(lib: &str) -> BTreeMap<String, BTreeSet<String>> {
 fn no_file_of_a_crate_imports_one_that_imports_it() {
     for lib in CRATES {
         let imports = imports_of(lib);
-        assert!(imports.len() > 10, "{lib} has more files than {imports:?}");
+        assert!(imports.len() > 7, "{lib} has more files than {imports:?}");
         assert_eq!(circle(&imports), None, "{lib}");
     }
 }

@@ -1,4 +1,4 @@
-//! The guest's side of the channel by which a guest governs its VFs: requests ([`Channel`]), and
+//! The guest's side of the channel by which a guest governs its VFs: requests ([`Channel`]), notices ([`Events`]), and
 //! the functions that both name ([`function`]).
 //!
 //! The VMM provides the channel as two ports of a virtio console (`--net guest_control=`). [`vm_api::channel`] has the
@@ -6,6 +6,7 @@
 
 mod channel;
 mod error;
+mod events;
 pub mod function;
 mod lines;
 mod port;
@@ -13,4 +14,5 @@ mod roots;
 
 pub use channel::Channel;
 pub use error::Error;
+pub use events::Events;
 pub use roots::Roots;

@@ -17,6 +17,9 @@ use crate::roots::Roots;
 /// Time between two attempts to get what another program has.
 const AGAIN: Duration = Duration::from_millis(5);
 
+/// Time until a port that the VMM has not opened is looked at again by a program that waits without limit.
+const LATER: Duration = Duration::from_millis(200);
+
 /// An open port. Closing it makes the VMM drop replies that were not read.
 #[derive(Debug)]
 pub(crate) struct Port {
@@ -99,7 +102,9 @@ impl Port {
         let mut polled = [PollFd::new(&self.file, flags)];
         match poll(&mut polled, limit.as_ref()) {
             // A port that the VMM has not opened is always ready for this one event.
-            Ok(_) if polled.iter().any(|one| one.revents() == PollFlags::HUP) => thread::sleep(AGAIN),
+            Ok(_) if polled.iter().any(|one| one.revents() == PollFlags::HUP) => {
+                thread::sleep(if until.is_some() { AGAIN } else { LATER });
+            }
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(failed(&self.path, error.into())),
         }
@@ -107,7 +112,7 @@ impl Port {
     }
 }
 
-/// Tries until another program has let go of `path`, or until `until`.
+/// Tries until no other program has `path`, or until `until`.
 fn attempt<T>(path: &Path, until: Instant, mut this: impl FnMut() -> io::Result<T>) -> Result<T, Error> {
     loop {
         match this() {

@@ -1,6 +1,6 @@
 //! The folders of the guest that the channel is found in, so that tests can replace them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Folders in which the guest's kernel shows devices, and in which locks are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +22,7 @@ impl Default for Roots {
 
 impl Roots {
     /// Folders of the same names below another root, for tests.
-    pub fn below(root: &std::path::Path) -> Self {
+    pub fn below(root: &Path) -> Self {
         Self { sys: root.join("sys"), dev: root.join("dev"), run: root.join("run") }
     }
 
@@ -34,5 +34,15 @@ impl Roots {
     /// The lock of the program that has the control port open.
     pub(crate) fn lock(&self) -> PathBuf {
         self.run.join("vfctl.lock")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_running_system_has_its_folders_below_the_root() {
+        assert_eq!(Roots::below(Path::new("/")), Roots::default());
     }
 }

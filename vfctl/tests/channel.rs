@@ -143,9 +143,8 @@ fn a_guest_without_the_port_has_no_channel() {
 
 #[test]
 fn one_program_has_the_channel_at_a_time() {
-    let (_guest, _host, roots) = guest(|line| {
-        vec![format!("{{\"id\":{},\"ok\":{{\"version\":1,\"pfs\":[]}}}}\n", id(line)).into_bytes()]
-    });
+    let (_guest, _host, roots) =
+        guest(|line| vec![format!("{{\"id\":{},\"ok\":{{\"version\":1,\"pfs\":[]}}}}\n", id(line)).into_bytes()]);
     let first = Channel::open_in(&roots, LONG).unwrap();
     let error = Channel::open_in(&roots, SHORT).unwrap_err();
     assert!(matches!(&error, Error::Busy(path) if path.ends_with("run/vfctl.lock")), "{error}");
@@ -175,9 +174,8 @@ fn a_lock_that_is_held_is_waited_for() {
 
 #[test]
 fn a_guest_without_a_folder_for_locks_has_the_channel() {
-    let (_guest, _host, roots) = guest(|line| {
-        vec![format!("{{\"id\":{},\"ok\":{{\"version\":1,\"pfs\":[]}}}}\n", id(line)).into_bytes()]
-    });
+    let (_guest, _host, roots) =
+        guest(|line| vec![format!("{{\"id\":{},\"ok\":{{\"version\":1,\"pfs\":[]}}}}\n", id(line)).into_bytes()]);
     fs::remove_dir(&roots.run).unwrap();
     Channel::open_in(&roots, LONG).unwrap().hello().unwrap();
 }
@@ -223,7 +221,8 @@ fn vfs_are_in_the_order_of_numbers() {
 fn an_address_is_never_a_path() {
     assert_eq!(full_address("0000:00:1F.7").as_deref(), Some("0000:00:1f.7"));
     assert_eq!(full_address("00:1f.7").as_deref(), Some("0000:00:1f.7"));
-    for wrong in ["", "0:1f.7", "0000:00:1f", "0000.00.1f.7", "000g:00:1f.7", "../..:00:1f.7", "00001:00:00.0", "..:...."]
+    for wrong in
+        ["", "0:1f.7", "0000:00:1f", "0000.00.1f.7", "000g:00:1f.7", "../..:00:1f.7", "00001:00:00.0", "..:...."]
     {
         assert_eq!(full_address(wrong), None, "{wrong}");
     }

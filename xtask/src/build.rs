@@ -10,7 +10,10 @@ use serde_json::Value;
 use crate::error::{Context, Error, Result};
 use crate::progress::Step;
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// The target of programs for the lab.
+pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Flags that link C's library into a program.
+const STATIC: &str = "-C target-feature=+crt-static";
 
 /// Builds the commands that are delivered, optimised.
 pub(crate) fn commands(workspace: &Path) -> Result<Vec<PathBuf>> {
@@ -56,6 +59,15 @@ pub(crate) fn demonstration(workspace: &Path, demo: &str) -> Result<(PathBuf, Pa
     let arguments = [&["build", "--profile", "quick"][..], &packages, &binaries].concat();
     let built = build(workspace, "cloud-hypervisor and the demonstration", &arguments)?;
     Ok((only(&built, "cloud-hypervisor")?, only(&built, demo)?))
+}
+
+/// Builds the programs `names` for `target`, static, and small in memory and on disk.
+pub(crate) fn guest_programs(workspace: &Path, names: &[&str], target: &str) -> Result<Vec<PathBuf>> {
+    let mut command = cargo(workspace);
+    command.args(["build", "--profile", "guest", "--target", target]).env("RUSTFLAGS", STATIC);
+    names.iter().for_each(|name| drop(command.args(["--package", name, "--bin", name])));
+    let built = run(command, &format!("{}, small", names.join(" and ")))?;
+    names.iter().map(|name| only(&built, name)).collect()
 }
 
 /// Builds a program of `tests/integration/src/bin`.
@@ -124,7 +136,7 @@ fn for_the_lab(workspace: &Path, arguments: &[&str]) -> Command {
     let mut command = cargo(workspace);
     // Naming the target keeps the flags from build scripts and macros, which are then the same as those of a plain
     // `cargo build`.
-    command.args(arguments).args(["--target", TARGET]).env("RUSTFLAGS", "-C target-feature=+crt-static");
+    command.args(arguments).args(["--target", TARGET]).env("RUSTFLAGS", STATIC);
     command
 }
 

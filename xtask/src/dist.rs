@@ -6,6 +6,7 @@ use std::process::Stdio;
 
 use crate::build::{cargo, commands};
 use crate::error::{Context, Error, Result};
+use crate::guest_tools;
 use crate::licenses;
 use crate::progress::{Step, note};
 
@@ -27,7 +28,7 @@ const COPIED: [(&str, &str); 9] = [
 pub(crate) fn run(workspace: &Path) -> Result<()> {
     let folder = workspace.join("target/dist");
     let forecast = "builds the commands, optimised: about 6 min on two processors, or 11 with their dependencies; \
-                    then 1 min for completions and man pages";
+                    then 1 min each for programs for guests, and for completions and man pages";
     note("dist", forecast);
     if folder.exists() {
         fs::remove_dir_all(&folder).context("removing the files of an earlier run")?;
@@ -40,6 +41,10 @@ pub(crate) fn run(workspace: &Path) -> Result<()> {
     for binary in commands(workspace)? {
         let name = binary.file_name().unwrap_or_default();
         copy(&binary, &folder.join("bin").join(name))?;
+    }
+    for program in guest_tools::programs(workspace)? {
+        let name = program.file_name().unwrap_or_default();
+        copy(&program, &folder.join("guest").join(name))?;
     }
     let step = Step::begin("write", "completions and man pages");
     let mut generate = cargo(workspace);

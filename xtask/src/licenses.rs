@@ -21,7 +21,8 @@ const OWN: &str = "Apache-2.0";
 const HEAD: &str = "The commands are under the Apache License 2.0. They contain these third-party crates, each
 followed by its licence.
 Static binaries also contain Rust's standard library (MIT or Apache-2.0; its notices are in the toolchain's folder
-share/doc/rust) and the C library that they were linked with (GNU C library: LGPL-2.1-or-later).
+share/doc/rust) and the C library that they were linked with (GNU C library: LGPL-2.1-or-later; in programs for guests
+musl: MIT).
 ";
 
 /// All texts, each once, after the names, versions and licences of its crates.

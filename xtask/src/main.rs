@@ -8,6 +8,7 @@ mod checks;
 mod dist;
 mod error;
 mod fetch;
+mod guest_tools;
 mod lab;
 mod licenses;
 mod machine;
@@ -98,6 +99,8 @@ enum Task {
     },
     /// Fills target/dist with static binaries, shell completions, man pages, documents, unit files and licences
     Dist,
+    /// Fills target/guest with static programs for guests: vfctl, and the CNI plugin virtio-sriov-cni
+    GuestTools,
     /// Rewrites the generated parts of checked-in files: the schemas of api/openapi.yaml, and tables of options in docs
     Generate,
     /// Runs the fuzz targets, and prints how to reproduce their findings
@@ -200,6 +203,7 @@ fn main() -> ExitCode {
             Lab::open(&workspace).and_then(|lab| bench::run(&lab, &workspace, &options)).map(|()| true)
         }
         Task::Dist => dist::run(&workspace).map(|()| true),
+        Task::GuestTools => guest_tools::run(&workspace).map(|()| true),
         Task::Generate => check::generate(&workspace),
         Task::Fuzz { coverage: true, .. } => coverage::write(&workspace).map(|()| true),
         Task::Fuzz { target, time, .. } => fuzz::run(&workspace, target.as_deref(), Duration::from_secs(time)),

@@ -87,6 +87,11 @@ pub fn cni_programs() -> PathBuf {
     existing(folder().join("cni/programs.tar"))
 }
 
+/// An archive of the programs by which a guest governs its VFs, which a guest can read from a disk.
+pub fn guest_tools() -> PathBuf {
+    existing(folder().join("guest-tools.tar"))
+}
+
 /// UEFI firmware for `--firmware`.
 pub fn firmware() -> PathBuf {
     existing(folder().join("firmware/usr/share/cloudhv-efi-x86-64/CLOUDHV.fd"))

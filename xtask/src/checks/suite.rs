@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::fetch::apt::output;
+use crate::guest_tools;
 use crate::lab::{BACKPORTS, FIRST_LEVEL_KERNEL, GENERIC_BACKPORTS, GENERIC_KERNEL, GENERIC_KERNEL_6_1, Lab, cni};
 use crate::machine::iommufd;
 use crate::machine::lab_kind::{LabKind, Worker};
@@ -50,6 +51,8 @@ const GENERIC_TESTS: &str = "generic";
 const X550_TESTS: &str = "x550";
 /// The test file whose guests run CNI plugins, which are built from modules of Go.
 const CNI_TESTS: &str = "x550_cni";
+/// Prefix of the files of tests whose guests govern their VFs, by programs that are built for them.
+const GUEST_CONTROL_TESTS: &str = "guest_control";
 /// Prefix of the files of tests that pass devices of the first-level machine through to guests.
 const VFIO_TESTS: &str = "vfio";
 /// The VFIO test file that needs a kernel with iommufd.
@@ -194,6 +197,9 @@ impl Suite<'_> {
         kernels.into_iter().try_for_each(|kernel| self.lab.prepare(kernel))?;
         if queue.lock().iter().any(|test| test.file == CNI_TESTS) {
             cni::prepare(self.lab, self.workspace)?;
+        }
+        if queue.lock().iter().any(|test| test.file.starts_with(GUEST_CONTROL_TESTS)) {
+            guest_tools::archive(self.lab, self.workspace)?;
         }
         let workers = self.place.workers().min(total);
         note("test", format!("{total} integration tests, {}", self.description(workers)));

@@ -1,4 +1,4 @@
-//! The nightly toolchain, which fuzzing and Miri need, and its components.
+//! Parts of Rust that `rustup` installs: the nightly toolchain, which fuzzing and Miri need, its components, and targets.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -36,6 +36,16 @@ pub(crate) fn llvm_tools() -> Result<PathBuf> {
 pub(crate) fn component(names: &[&str]) -> Result<()> {
     let arguments = [&["component", "add", "--toolchain", TOOLCHAIN], names].concat();
     rustup(&names.join(" and "), &arguments)
+}
+
+/// Installs the standard library for `target`, unless it is there.
+pub(crate) fn target(target: &str) -> Result<()> {
+    let mut library = Command::new("rustc");
+    library.args(["--print", "target-libdir", "--target", target]);
+    if Path::new(apt::output(&mut library)?.trim()).is_dir() {
+        return Ok(());
+    }
+    rustup(target, &["target", "add", target])
 }
 
 fn rustup(what: &str, arguments: &[&str]) -> Result<()> {

@@ -1,6 +1,7 @@
 //! VFs in a guest: their appearance, use, policies and drivers.
 
 mod drivers;
+mod guest_control;
 mod interfaces;
 mod lspci;
 mod namespaces;
