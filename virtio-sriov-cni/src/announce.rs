@@ -19,7 +19,8 @@ const ARP: u16 = 0x0806;
 /// All nodes on the link (`RFC 4291 §2.7.1`).
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// Sends a gratuitous ARP or an unsolicited neighbour advertisement for each address, in the calling thread's namespace.
+/// Sends a gratuitous ARP or an unsolicited neighbour advertisement for each address, in the namespace of the calling
+/// thread.
 ///
 /// # Errors
 ///

@@ -40,9 +40,10 @@ pub fn run(system: &System<'_>, environment: &Environment, input: &[u8]) -> (Str
     match execute(system, environment, input) {
         Ok(output) => (output, 0),
         Err(error) => {
-            let version = config::keys(input).ok();
-            let version = version.and_then(|keys| Version::parse(keys.text("cniVersion").ok()??));
-            (error.to_json(version), 1)
+            // As far as it can be read.
+            let keys = config::keys(input).ok();
+            let version = keys.and_then(|keys| Version::parse(keys.text("cniVersion").ok()??));
+            (error.to_json(version.unwrap_or(Version::NEWEST).as_str()), 1)
         }
     }
 }

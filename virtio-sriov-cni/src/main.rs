@@ -7,6 +7,7 @@ use virtio_sriov_cni::error::Error;
 use virtio_sriov_cni::parameters::Environment;
 use virtio_sriov_cni::run;
 use virtio_sriov_cni::system::System;
+use virtio_sriov_cni::version::Version;
 
 /// Longest configuration in bytes; that of a pod has some kilobytes.
 const LONGEST: u64 = 16 << 20;
@@ -15,7 +16,7 @@ fn main() -> ExitCode {
     let mut input = Vec::new();
     let (output, code) = match io::stdin().lock().take(LONGEST).read_to_end(&mut input) {
         Ok(_) => run(&System::real(), &Environment::of_process(), &input),
-        Err(error) => (Error::io("reading standard input", &error).to_json(None), 1),
+        Err(error) => (Error::io("reading standard input", &error).to_json(Version::NEWEST.as_str()), 1),
     };
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(output.as_bytes()).and_then(|()| stdout.flush());

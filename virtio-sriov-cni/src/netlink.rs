@@ -1,4 +1,4 @@
-//! Requests to rtnetlink: interfaces, addresses and routes of the calling thread's namespace when the socket was opened.
+//! Requests to rtnetlink: interfaces, addresses and routes of the namespace in which the socket was opened.
 
 use std::fmt;
 use std::io;
@@ -23,7 +23,7 @@ use vm_api::config::mac::MacAddress;
 use crate::net::{IpNet, from_octets, octets};
 use crate::result::Route;
 
-/// Attribute with the name of the device that has the interface (`linux/if_link.h`, `IFLA_PARENT_DEV_NAME`, Linux 5.14).
+/// Attribute with the name of the interface's device (`linux/if_link.h`, `IFLA_PARENT_DEV_NAME`, Linux 5.14).
 const PARENT: u16 = 56;
 /// Metrics of a route (`linux/rtnetlink.h`, `RTAX_MTU` and `RTAX_ADVMSS`).
 const METRIC_MTU: u16 = 2;
@@ -168,8 +168,8 @@ impl Netlink {
         Ok(of_link.filter_map(address).collect())
     }
 
-    /// Adds an address. IPAM answers for its uniqueness: one of IPv6 is used at once (`RFC 4862 §5.4`, DupAddrDetectTransmits
-    /// 0).
+    /// Adds an address. One of IPv6 is used at once, without a test for duplicates (`RFC 4862 §5.4`): IPAM gives each
+    /// once.
     ///
     /// # Errors
     ///

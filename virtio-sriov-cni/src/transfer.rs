@@ -13,9 +13,9 @@ use crate::system::Step;
 
 /// Moves an interface into a namespace under a new name.
 ///
-/// It gets the name in a temporary namespace: the name may be taken where it comes from, its old name may be taken where
-/// it goes, and udev of the host, which names what appears, does not see the change. If the plugin is killed in between,
-/// the namespace ends, and Linux returns the interface to the host.
+/// It gets the name in a temporary namespace: the name may be taken where it comes from, its old name may be taken
+/// where it goes, and udev of the host, which names what appears, does not see the change. If the plugin is killed in
+/// between, the namespace ends, and Linux returns the interface to the host.
 ///
 /// # Errors
 ///
