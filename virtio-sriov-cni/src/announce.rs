@@ -24,7 +24,7 @@ const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 ///
 /// # Errors
 ///
-/// Those of the system calls.
+/// Errors of the system calls.
 pub(crate) fn announce(link: &Link, addresses: &[IpAddr]) -> io::Result<()> {
     let Some(mac) = link.mac else { return Ok(()) };
     for address in addresses {

@@ -46,7 +46,7 @@ pub enum Code {
 pub struct Error {
     /// Number of the kind; an IPAM plugin's own number is passed on.
     pub code: u32,
-    /// One line: the key or variable, its value, the cause, and a remedy.
+    /// Line of text: the key or variable, its value, the cause, and a remedy.
     pub message: String,
     /// More lines, of an IPAM plugin.
     pub details: String,

@@ -16,14 +16,14 @@ pub trait Governor {
     ///
     /// # Errors
     ///
-    /// Those of the channel.
+    /// Errors of the channel.
     fn hello(&mut self) -> Result<Welcome>;
 
     /// Asks for the settings of a VF.
     ///
     /// # Errors
     ///
-    /// Those of the channel, and refusals.
+    /// Errors of the channel, and refusals.
     fn get(&mut self, vf: &str) -> Result<VfState>;
 
     /// Changes settings of a VF, all or none.
@@ -63,7 +63,7 @@ impl Governor for Channel {
 ///
 /// # Errors
 ///
-/// Those of the channel.
+/// Errors of the channel.
 pub fn open() -> Result<Box<dyn Governor>> {
     Ok(Box::new(Channel::open(LIMIT)?))
 }

@@ -48,7 +48,7 @@ struct Failure {
 ///
 /// # Errors
 ///
-/// Those of the plugin, and [`Code::Ipam`] if it cannot run or its answer is wrong.
+/// Errors of the plugin, and [`Code::Ipam`] if it cannot run or its answer is wrong.
 pub(crate) fn add(plugin: &str, environment: &Environment, input: &[u8]) -> Result<Attached> {
     let output = run(plugin, "ADD", environment, input)?;
     let attached = serde_json::from_slice::<Attached>(&output);

@@ -13,7 +13,7 @@ pub enum Level {
     Panic,
     /// A command that failed.
     Error,
-    /// What could not be done, while the command continued.
+    /// A step that could not be done, while the command continued.
     Warning,
     /// A command that succeeded.
     #[default]

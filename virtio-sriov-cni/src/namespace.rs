@@ -23,7 +23,7 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// Those of the file system.
+    /// Errors of the file system.
     pub fn current() -> io::Result<Self> {
         Ok(Self(File::open(OWN)?.into()))
     }
@@ -49,7 +49,7 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// Those of the system calls, without `CAP_SYS_ADMIN` for example.
+    /// Errors of the system calls, without `CAP_SYS_ADMIN` for example.
     pub fn temporary() -> io::Result<Self> {
         let make = || {
             // SAFETY: a new network namespace for this thread, which has no sockets, affects neither memory nor files.
@@ -63,7 +63,7 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// Those of starting the thread and of entering the namespace.
+    /// Errors of starting the thread and of entering the namespace.
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         in_thread(|| {
             move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))?;
@@ -75,7 +75,7 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// Those of the system calls.
+    /// Errors of the system calls.
     pub fn is(&self, other: &Self) -> io::Result<bool> {
         let (one, two) = (fstat(&self.0)?, fstat(&other.0)?);
         Ok((one.st_dev, one.st_ino) == (two.st_dev, two.st_ino))

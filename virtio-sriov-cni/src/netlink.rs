@@ -84,7 +84,7 @@ impl Netlink {
     ///
     /// # Errors
     ///
-    /// Those of the system calls.
+    /// Errors of the system calls.
     pub fn open() -> io::Result<Self> {
         NlSocketHandle::connect(NlFamily::Route, None, Groups::empty()).map(Self).map_err(socket_error)
     }
@@ -93,7 +93,7 @@ impl Netlink {
     ///
     /// # Errors
     ///
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn links(&self) -> io::Result<Vec<Link>> {
         let request = IfinfomsgBuilder::default().ifi_family(RtAddrFamily::Unspecified).build().map_err(other)?;
         let answers: Vec<Ifinfomsg> = self.request(Rtm::Getlink, NlmF::DUMP, request)?;
@@ -104,7 +104,7 @@ impl Netlink {
     ///
     /// # Errors
     ///
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn link(&self, name: &str) -> io::Result<Option<Link>> {
         Ok(self.links()?.into_iter().find(|link| link.name == name))
     }
@@ -113,7 +113,7 @@ impl Netlink {
     ///
     /// # Errors
     ///
-    /// Those of the kernel: the name is taken, or the address is refused.
+    /// Errors of the kernel: the name is taken, or the address is refused.
     pub fn change(&self, index: u32, change: &Change<'_>) -> io::Result<()> {
         let mut attributes = RtBuffer::new();
         if let Some(name) = change.name {
@@ -132,7 +132,7 @@ impl Netlink {
     ///
     /// # Errors
     ///
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn set_alias(&self, index: u32, alias: &str) -> io::Result<()> {
         self.set_link(index, false, RtBuffer::from_iter([attribute(Ifla::Ifalias, zero_ended(alias))?]))
     }
@@ -149,7 +149,7 @@ impl Netlink {
     ///
     /// # Errors
     ///
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn addresses(&self, index: u32) -> io::Result<Vec<IpNet>> {
         let request = IfaddrmsgBuilder::default()
             .ifa_family(RtAddrFamily::Unspecified)
@@ -173,7 +173,7 @@ impl Netlink {
     ///
     /// # Errors
     ///
-    /// Those of the kernel: the interface has the address, or IPv6 is disabled.
+    /// Errors of the kernel: the interface has the address, or IPv6 is disabled.
     pub fn add_address(&self, index: u32, net: IpNet) -> io::Result<()> {
         let bytes = octets(net.address);
         let mut attributes = RtBuffer::new();
@@ -196,7 +196,7 @@ impl Netlink {
     ///
     /// # Errors
     ///
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn routes(&self, index: u32) -> io::Result<Vec<Installed>> {
         let mut all = Vec::new();
         for family in [RtAddrFamily::Inet, RtAddrFamily::Inet6] {
@@ -211,7 +211,7 @@ impl Netlink {
     ///
     /// # Errors
     ///
-    /// Those of the kernel: there is such a route, or the next hop cannot be reached.
+    /// Errors of the kernel: there is such a route, or the next hop cannot be reached.
     pub fn add_route(&self, index: u32, route: &Route, gateway: Option<std::net::IpAddr>) -> io::Result<()> {
         let dst = route.dst.network();
         let mut attributes = RtBuffer::new();

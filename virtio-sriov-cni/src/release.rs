@@ -20,7 +20,7 @@ use crate::transfer::transfer;
 ///
 /// # Errors
 ///
-/// Those of the IPAM plugin, and what another DEL may complete. Then the record stays.
+/// Errors of the IPAM plugin, and of steps that another DEL may complete. Then the record stays.
 pub(crate) fn del(run: &Run<'_>) -> Result<()> {
     let attachment = run.environment.attachment(Command::Del)?;
     let read = || run.system.store.read(&run.config.name, &attachment.container, &attachment.interface);
@@ -77,7 +77,7 @@ pub(crate) fn gc(run: &Run<'_>) -> Result<()> {
 ///
 /// # Errors
 ///
-/// What could not be undone and may be later. All else is undone, and the record stays.
+/// The first step that could not be undone and may be later. All else is undone, and the record stays.
 pub(crate) fn release(run: &Run<'_>, record: &Record) -> Result<()> {
     // The record's configuration, because GC has none of the container.
     let config = crate::config::Config::read(record.config.as_bytes()).ok();

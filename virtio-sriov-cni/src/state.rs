@@ -1,4 +1,4 @@
-//! What ADD took, in files that survive the plugin, and a lock for each VF.
+//! Records of ADD, in files that survive the plugin, and a lock for each VF.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};

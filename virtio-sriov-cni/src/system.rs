@@ -37,7 +37,7 @@ pub enum Step {
     Numbered,
     /// It has its routes.
     Routed,
-    /// Its neighbours know its addresses.
+    /// The neighbours know its addresses.
     Announced,
 }
 
@@ -88,7 +88,7 @@ impl System<'_> {
     }
 }
 
-/// One command, except VERSION.
+/// A command, except VERSION.
 pub struct Run<'a> {
     /// The system.
     pub system: &'a System<'a>,
