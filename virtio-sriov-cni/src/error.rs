@@ -100,7 +100,7 @@ impl std::error::Error for Error {}
 impl From<ChannelError> for Error {
     fn from(error: ChannelError) -> Self {
         let code = match &error {
-            ChannelError::Busy(_) | ChannelError::NoAnswer { .. } => Code::TryAgain,
+            ChannelError::Busy(_) | ChannelError::NoAnswer { .. } | ChannelError::Io { .. } => Code::TryAgain,
             ChannelError::Refused(refusal) => match refusal.code {
                 RefusalCode::Failed => Code::TryAgain,
                 RefusalCode::Missing => Code::Device,

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use vm_api::config::mac::MacAddress;
 
+use crate::config::Config;
 use crate::device::{Vf, netlink_in};
 use crate::error::{Code, Error, Result};
 use crate::ipam::{self, Order};
@@ -79,11 +80,7 @@ pub(crate) fn gc(run: &Run<'_>) -> Result<()> {
 ///
 /// The first step that could not be undone and may be later. All else is undone, and the record stays.
 pub(crate) fn release(run: &Run<'_>, record: &Record) -> Result<()> {
-    // The record's configuration, because GC has none of the container.
-    let config = crate::config::Config::read(record.config.as_bytes()).ok();
-    let plugin = config.and_then(|config| config.ipam).or_else(|| run.config.ipam.clone());
-    let environment = environment_of(run.environment, record);
-    let of_ipam = del_of_ipam(run, &environment, plugin.as_deref(), record.config.as_bytes());
+    let of_ipam = release_addresses(run, record);
     let vf = Vf::of_record(&run.system.roots, &record.vf);
     let of_link = match &record.link {
         Some(original) => take_back(run, record, &vf, original),
@@ -110,13 +107,17 @@ fn environment_of(environment: &Environment, record: &Record) -> Environment {
     Environment(environment.0.clone().into_iter().chain(own).collect())
 }
 
-fn del_of_ipam(run: &Run<'_>, environment: &Environment, plugin: Option<&str>, input: &[u8]) -> Result<()> {
-    match plugin {
-        Some(plugin) => ipam::order(plugin, Order::Del, environment, input),
-        None => {
-            run.log.write(Level::Debug, "no IPAM plugin");
-            Ok(())
-        }
+/// Runs DEL of the IPAM plugin.
+fn release_addresses(run: &Run<'_>, record: &Record) -> Result<()> {
+    let environment = environment_of(run.environment, record);
+    // DEL has the configuration of the runtime, with the result of ADD. GC has none of the container.
+    let is_del = run.environment.command() == Ok(Command::Del);
+    if let Some(plugin) = run.config.ipam.as_ref().filter(|_| is_del) {
+        return ipam::order(plugin, Order::Del, &environment, run.input);
+    }
+    match Config::read(record.config.as_bytes())?.ipam {
+        Some(plugin) => ipam::order(&plugin, Order::Del, &environment, record.config.as_bytes()),
+        None => Ok(()),
     }
 }
 
@@ -162,7 +163,7 @@ fn ungovern(run: &Run<'_>, vf: &str) -> Result<()> {
     let reset = (run.system.channel)().and_then(|mut channel| channel.reset(vf));
     match reset {
         Ok(_) => Ok(()),
-        Err(error) if error.is(Code::TryAgain) || error.is(Code::Io) => Err(error),
+        Err(error) if error.is(Code::TryAgain) => Err(error),
         // Without a channel, or for a VF that is gone, no settings are left: they end with a restart of the guest, and
         // with VF Enable.
         Err(error) => {
