@@ -260,6 +260,20 @@ fn every_cause_of_no_traffic_names_a_test_that_shows_it() {
 }
 
 #[test]
+fn every_row_of_the_cni_specification_names_a_test() {
+    let (files, text) = (files(), fs::read_to_string(root().join("docs/reference/cni.md")).unwrap());
+    let sources: Vec<_> = with_extension(&files, "rs").map(|(_, text)| text).collect();
+    let table = text.split_once("## The specification, row by row").unwrap().1;
+    let cells = table.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.rsplit_once(" | "));
+    let rows: Vec<_> = cells.filter(|(_, last)| *last != "test").collect();
+    assert!(rows.len() > 30, "{}", rows.len());
+    for (row, last) in rows {
+        let name = last.trim_matches('`');
+        assert!(sources.iter().any(|source| is_test(source, name)), "no test: {row}: {last}");
+    }
+}
+
+#[test]
 fn each_block_of_a_guide_is_run_or_names_what_shows_it() {
     let files = files();
     let sources: Vec<_> = with_extension(&files, "rs").map(|(_, text)| text).collect();

@@ -1,0 +1,190 @@
+//! Taking a VF back: DEL, GC, and an ADD that failed. Each step succeeds for what is gone.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use vm_api::config::mac::MacAddress;
+
+use crate::config::Config;
+use crate::device::{Vf, netlink_in};
+use crate::error::{Code, Error, Result};
+use crate::ipam::{self, Order};
+use crate::log::Level;
+use crate::namespace::Namespace;
+use crate::netlink::{Change, Link};
+use crate::parameters::{Command, Environment};
+use crate::state::{Original, Record};
+use crate::system::Run;
+use crate::transfer::transfer;
+
+/// Runs DEL.
+///
+/// # Errors
+///
+/// Errors of the IPAM plugin, and of steps that another DEL may complete. Then the record stays.
+pub(crate) fn del(run: &Run<'_>) -> Result<()> {
+    let attachment = run.environment.attachment(Command::Del)?;
+    let read = || run.system.store.read(&run.config.name, &attachment.container, &attachment.interface);
+    let Some(record) = read()? else {
+        run.system.store.remove(&run.config.name, &attachment.container, &attachment.interface)?;
+        return del_again(run);
+    };
+    let _lock = run.system.store.lock(&record.vf, run.system.limit)?;
+    // An ADD that failed, or another DEL, may have removed it in the meantime.
+    match read()? {
+        Some(record) => release(run, &record),
+        None => del_again(run),
+    }
+}
+
+/// DEL of an attachment that has no record. An IPAM plugin that is missing has not given it an address either.
+fn del_again(run: &Run<'_>) -> Result<()> {
+    let Some(plugin) = &run.config.ipam else { return Ok(()) };
+    if let Err(error) = ipam::find(plugin, run.environment) {
+        run.log.warn(&error.message);
+        return Ok(());
+    }
+    ipam::order(plugin, Order::Del, run.environment, run.input)
+}
+
+/// Runs GC.
+///
+/// # Errors
+///
+/// The first of all errors. All attachments are tried.
+pub(crate) fn gc(run: &Run<'_>) -> Result<()> {
+    let valid = run.config.valid_attachments()?;
+    let mut result = Ok(());
+    for record in run.system.store.of_network(&run.config.name)? {
+        if valid.iter().any(|(container, interface)| (container, interface) == (&record.container, &record.interface)) {
+            continue;
+        }
+        run.log.write(Level::Info, &format!("{}: not valid, releasing the VF {}", record.describe(), record.vf));
+        let released = run.system.store.lock(&record.vf, run.system.limit).and_then(|_lock| {
+            let again = run.system.store.read(&record.network, &record.container, &record.interface)?;
+            again.map_or(Ok(()), |record| release(run, &record))
+        });
+        result =
+            result.and(released.map_err(|error| Error { message: format!("{}: {error}", record.describe()), ..error }));
+    }
+    let of_ipam = match &run.config.ipam {
+        Some(plugin) => ipam::order(plugin, Order::Gc, run.environment, run.input),
+        None => Ok(()),
+    };
+    result.and(of_ipam)
+}
+
+/// Undoes what ADD did, in reverse, and removes the record. The caller has locked the VF.
+///
+/// # Errors
+///
+/// The first step that could not be undone and may be later. All else is undone, and the record stays.
+pub(crate) fn release(run: &Run<'_>, record: &Record) -> Result<()> {
+    let of_ipam = release_addresses(run, record);
+    let vf = Vf::of_record(&run.system.roots, &record.vf);
+    let of_link = match &record.link {
+        Some(original) => take_back(run, record, &vf, original),
+        None => Ok(()),
+    };
+    let of_host = ungovern(run, &record.vf);
+    if let (Ok(()), Some(original)) = (&of_host, &record.link) {
+        // The host's address comes back with its settings.
+        restore(run, &vf, original);
+    }
+    of_ipam.and(of_link).and(of_host)?;
+    run.system.store.remove(&record.network, &record.container, &record.interface)
+}
+
+/// The environment of the ADD, for the IPAM plugin.
+fn environment_of(environment: &Environment, record: &Record) -> Environment {
+    let netns = environment.0.get("CNI_NETNS").filter(|_| environment.0.contains_key("CNI_CONTAINERID")).cloned();
+    let own = BTreeMap::from([
+        ("CNI_CONTAINERID".to_string(), record.container.clone()),
+        ("CNI_IFNAME".to_string(), record.interface.clone()),
+        ("CNI_ARGS".to_string(), record.arguments.clone()),
+        ("CNI_NETNS".to_string(), netns.unwrap_or_else(|| record.netns.display().to_string())),
+    ]);
+    Environment(environment.0.clone().into_iter().chain(own).collect())
+}
+
+/// Runs DEL of the IPAM plugin.
+fn release_addresses(run: &Run<'_>, record: &Record) -> Result<()> {
+    let environment = environment_of(run.environment, record);
+    // DEL has the configuration of the runtime, with the result of ADD. GC has none of the container.
+    let is_del = run.environment.command() == Ok(Command::Del);
+    if let Some(plugin) = run.config.ipam.as_ref().filter(|_| is_del) {
+        return ipam::order(plugin, Order::Del, &environment, run.input);
+    }
+    match Config::read(record.config.as_bytes())?.ipam {
+        Some(plugin) => ipam::order(&plugin, Order::Del, &environment, record.config.as_bytes()),
+        None => Ok(()),
+    }
+}
+
+/// Returns the interface to the host, under the name that it had there.
+fn take_back(run: &Run<'_>, record: &Record, vf: &Vf, original: &Original) -> Result<()> {
+    let given = run.environment.0.get("CNI_NETNS").filter(|path| !path.is_empty());
+    let paths = given.map(Path::new).into_iter().chain([record.netns.as_path()]);
+    for path in paths {
+        let opened = Namespace::open(path).map_err(|error| Error::io(path.display(), &error))?;
+        let Some(container) = opened else { continue };
+        if container.is(&run.host).unwrap_or(true) || vf.link(&netlink_in(&container)?, run.system.owner)?.is_none() {
+            continue;
+        }
+        return bring_home(run, vf, &container, original);
+    }
+    // A container that has ended, or a plugin that was killed, leaves it on the host under any name.
+    let netlink = netlink_in(&run.host)?;
+    match vf.link(&netlink, run.system.owner)? {
+        Some(link) if link.name != original.name => {
+            let change = Change { name: Some(&original.name), ..Change::default() };
+            if let Err(error) = netlink.change(link.index, &change) {
+                run.log.warn(&format!("the interface {} keeps its name: {}: {error}", link.name, original.name));
+            }
+        }
+        Some(_) => {}
+        None => run.log.warn(&format!("the VF {} has no interface here", record.vf)),
+    }
+    Ok(())
+}
+
+fn bring_home(run: &Run<'_>, vf: &Vf, container: &Namespace, original: &Original) -> Result<()> {
+    let places = (container, &run.host);
+    let first = transfer(vf, run.system.owner, places, &original.name, &|_| {});
+    let Err(error) = first else { return Ok(()) };
+    // Another interface may have taken the name. One of the VF's address is free.
+    let name = format!("vf{}", vf.address.chars().filter(char::is_ascii_alphanumeric).collect::<String>());
+    run.log.warn(&format!("{error}; naming it {name}"));
+    transfer(vf, run.system.owner, places, &name, &|_| {}).map(|_| ())
+}
+
+/// Returns the VF to the host's settings.
+fn ungovern(run: &Run<'_>, vf: &str) -> Result<()> {
+    let reset = (run.system.channel)().and_then(|mut channel| channel.reset(vf));
+    match reset {
+        Ok(_) => Ok(()),
+        Err(error) if error.is(Code::TryAgain) => Err(error),
+        // Without a channel, or for a VF that is gone, no settings are left: they end with a restart of the guest, and
+        // with VF Enable.
+        Err(error) => {
+            run.log.warn(&format!("the VF {vf} was not reset: {error}"));
+            Ok(())
+        }
+    }
+}
+
+/// Gives an interface on the host the address that it had, and sets it up if it was.
+fn restore(run: &Run<'_>, vf: &Vf, original: &Original) {
+    let link = netlink_in(&run.host).and_then(|netlink| Ok((vf.link(&netlink, run.system.owner)?, netlink)));
+    let Ok((Some(link), netlink)) = link else { return };
+    let mac: Option<MacAddress> = original.mac.parse().ok();
+    let change =
+        Change { mac: mac.filter(|mac| Some(*mac) != link.mac), up: original.up && !link.up, ..Change::default() };
+    if change.mac.is_none() && !change.up {
+        return;
+    }
+    if let Err(error) = netlink.change(link.index, &change) {
+        let Link { name, .. } = link;
+        run.log.warn(&format!("interface {name}: restoring its address {}: {error}", original.mac));
+    }
+}
