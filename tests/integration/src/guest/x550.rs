@@ -40,8 +40,8 @@ const EXPECTED: [&str; 12] = [
     "ixgbe.*: VF .* requested MACVLAN filter but is administratively denied",
     "ixgbe.*: .* Spoofed packets? detected",
     "ixgbe.*: NDO set VF [0-9]* link state",
-    // A VF that is set up after its trust or link has changed: the PF's driver refuses all that the VF's driver asks for
-    // until that has started again, which it does once it has noticed.
+    // A VF that is set up after its trust or link has changed: the PF's driver refuses all that the VF's driver asks
+    // for until that has started again, which it does once it has noticed.
     "ixgbevf.*: Failed to set MTU at [0-9]*$",
 ];
 
@@ -150,6 +150,14 @@ impl X550 {
     /// Configures VFs as the guest's administrator: `ip link set PF <change>`.
     pub fn set(&mut self, change: &str) {
         self.guest.ok(&format!("{IP} link set {INTERFACE} {change}"));
+    }
+
+    /// Runs a command after which the driver of VF `index` starts again, and waits until it has.
+    pub fn restart_of(&mut self, index: usize, command: &str) {
+        let starts = format!("dmesg | grep -c 'VF Reset msg received from vf {index}$'");
+        let before = self.guest.run(&starts).text;
+        self.guest.ok(command);
+        self.guest.wait_for(&format!("[ $({starts}) -gt {} ]", before.trim_end()));
     }
 
     /// The entry of VF `index` in what `ip -s link show PF` says.

@@ -31,7 +31,7 @@ fn an_x550_carries_out_rules_of_ethtool_and_tc() {
         nic.guest.load(module);
     }
     assert!(arrive(&mut nic, 9999) >= DATAGRAMS);
-    nic.guest.ok(&format!("{ETHTOOL} -K {interface} ntuple on"));
+    nic.restart_of(0, &format!("{ETHTOOL} -K {interface} ntuple on"));
     nic.guest.await_carrier(interface, true);
     nic.guest.ok(&format!("{ETHTOOL} -N {interface} flow-type udp4 dst-port 9999 action -1 loc 1"));
     assert!(arrive(&mut nic, 9999) < DATAGRAMS, "they are dropped");
@@ -39,9 +39,10 @@ fn an_x550_carries_out_rules_of_ethtool_and_tc() {
     nic.guest.ok(&format!("{ETHTOOL} -N {interface} delete 1"));
     assert!(arrive(&mut nic, 9999) >= DATAGRAMS);
 
-    // To VF 0: its driver counts what the host sends to the PF. For further VFs, ixgbe takes the number of its own queues
-    // for that of a VF's: it needs as many processors as a VF has queues.
+    // To VF 0: its driver counts what the host sends to the PF. For further VFs, ixgbe takes the number of its own
+    // queues for that of a VF's: it needs as many processors as a VF has queues.
     nic.guest.ok(&format!("{ETHTOOL} -N {interface} flow-type udp4 dst-port 9999 vf 0 queue 0 loc 2"));
+    tenants[0].await_carrier(&mut nic.guest, true);
     let before = tenants[0].count(&mut nic.guest, "rx", "packets");
     assert!(arrive(&mut nic, 9999) < DATAGRAMS);
     assert!(tenants[0].count(&mut nic.guest, "rx", "packets") >= before + DATAGRAMS);

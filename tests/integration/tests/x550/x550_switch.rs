@@ -36,10 +36,7 @@ fn assert_a_trusted_vf_may_be_promiscuous(nic: &mut X550, tenants: &[Tenant]) {
     X550::host_ip(&format!("neigh add {} lladdr {} dev up0", STRANGER.1, STRANGER.2));
     nic.guest.ok(&format!("{IP} link set {interface} promisc on"));
     // The driver of the VF starts again, with which its trust takes effect.
-    let starts = "dmesg | grep -c 'VF Reset msg received from vf 0$'";
-    let before = nic.guest.run(starts).text;
-    nic.set("vf 0 trust on");
-    nic.guest.wait_for(&format!("[ $({starts}) -gt {} ]", before.trim_end()));
+    nic.restart_of(0, &format!("{IP} link set {interface} vf 0 trust on"));
     tenants[0].await_carrier(&mut nic.guest, true);
     let host = UdpSocket::bind((X550::UPLINK, 0)).expect("the uplink has an address");
     let seen = |nic: &mut X550| {
