@@ -273,7 +273,7 @@ fn a_nic_in_loopback_receives_what_it_sends_alone() {
     // Of the driver's own test: all stations, from all stations.
     let odd = frame([0xff; 6], [0xff; 6], 1024);
     card.send(0, &odd);
-    rustix::io::write(card.peer.as_fd(), &[&[0; 12][..], &frame(mac(77), [0xff; 6], 64)].concat()).unwrap();
+    rustix::io::write(card.peer.as_fd(), &[&[0u8; 12][..], &frame(mac(77), [0xff; 6], 64)].concat()).unwrap();
     card.run();
     assert_eq!((card.frames(0), card.sent()), (vec![odd], vec![]));
     card.write(0x4240, 0);
