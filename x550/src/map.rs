@@ -186,11 +186,11 @@ const REGISTERS: &[Row] = &[
     one("TSAUXC", 0x8c20, ALL, 0),
     one("SYSTIMR", 0x8c58, ALL, 0),
     one("TSIM", 0x8c68, ALL, 0),
-    // Flash, firmware and bus. 64 K words are present, read and flushed.
+    // Flash, firmware and bus. The flash is present, read and flushed; its size is the model's.
     // Those of an X540 alone hold what the last access of the flash returned.
     counter("EERD", spec::EERD, 4, 1),
     counter("EEWR", spec::EEWR, 4, 1),
-    one("EEC", 0x10010, 0, 1 << 8 | 1 << 9 | 10 << 11 | 1 << 26),
+    one("EEC", 0x10010, 0, 1 << 8 | 1 << 9 | 1 << 26),
     one("FWSM", 0x10148, 0, 1 << 15),
     one("FACTPS", 0x10150, 0, 0),
     one("SW_FW_SYNC", 0x10160, ALL, 0),

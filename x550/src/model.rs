@@ -42,6 +42,15 @@ impl Model {
         }
     }
 
+    /// EEC.EE_SIZE: the power of two of the flash's words, less 6. Drivers count the words in 16 bits. Those that EERD
+    /// of an X540 can address are 16 K.
+    pub(crate) const fn flash_size(self) -> u32 {
+        match self {
+            Self::X550 => 9,
+            Self::X540 => 8,
+        }
+    }
+
     /// The last word that the flash's checksum covers.
     pub(crate) const fn last_checked_word(self) -> u16 {
         match self {

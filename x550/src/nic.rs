@@ -53,6 +53,7 @@ fn concerns_pools(offset: u32) -> bool {
     matches!(
         offset,
         spec::FCTRL
+            | spec::HLREG0
             | spec::VLNCTRL
             | spec::MCSTCTRL
             | 0x5180..0x5188
@@ -206,6 +207,7 @@ impl Nic {
             spec::STATUS => self.status(),
             spec::FDIRFREE => self.free_flow_rules(),
             _ if self.model.lacks(offset) => 0,
+            spec::EEC => self.registers.get(offset) | self.model.flash_size() << spec::EEC_SIZE_SHIFT,
             spec::VFLRE_0 | spec::VFLREC => self.vf_bits(0, 32, |mailbox| mailbox.vf_reset),
             spec::VFLRE_1 | 0x704 => self.vf_bits(32, 32, |mailbox| mailbox.vf_reset),
             0x710..0x720 => {

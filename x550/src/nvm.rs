@@ -1,4 +1,4 @@
-//! Contents of the flash (`NVM Map`), 64 K words of which most are erased.
+//! Contents of the flash (`NVM Map`), most of which is erased.
 //!
 //! The permanent address is not in them: the NIC's configuration sets it.
 

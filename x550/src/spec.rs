@@ -109,6 +109,10 @@ pub const DMATXCTL_TE: u32 = 1;
 pub const PFMAILBOX: u32 = 0x4b00;
 /// Filter Control.
 pub const FCTRL: u32 = 0x5080;
+/// Highlander Control 0.
+pub const HLREG0: u32 = 0x4240;
+/// Loopback, in HLREG0.
+pub const HLREG0_LPBK: u32 = 1 << 15;
 /// Multicast Promiscuous Enable, in FCTRL.
 pub const FCTRL_MPE: u32 = 1 << 8;
 /// Unicast Promiscuous Enable, in FCTRL.
@@ -204,6 +208,8 @@ pub const VMRVM: u32 = 0xf630;
 
 /// EEPROM/Flash Control.
 pub const EEC: u32 = 0x1_0010;
+/// EE_SIZE, in EEC: the shift.
+pub const EEC_SIZE_SHIFT: u32 = 11;
 /// EEPROM Read: a word of the flash of an X540.
 pub const EERD: u32 = 0x1_0014;
 /// EEPROM Write: a word of the flash of an X540.

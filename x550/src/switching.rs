@@ -28,6 +28,8 @@ pub struct Switching {
     pub is_veb: bool,
     /// True if frames for several pools are copied to each; otherwise only one of them gets a frame.
     pub replicates: bool,
+    /// HLREG0.LPBK, without virtualization: the NIC receives what it sends, and nothing else.
+    pub loops_back: bool,
     /// The pool of frames that no pool accepts.
     pub default_pool: Option<u8>,
     /// True if the default pool gets unicast frames for addresses that the NIC does not have.
@@ -48,6 +50,7 @@ impl Switching {
             pools: if is_on { queue::QUEUES / per_pool.max(1) } else { 1 },
             is_veb: is_on && registers.get(spec::PFDTXGSWC) & spec::PFDTXGSWC_VMDLBEN != 0,
             replicates: is_on && control & spec::VT_CTL_REPLICATE != 0,
+            loops_back: !is_on && registers.get(spec::HLREG0) & spec::HLREG0_LPBK != 0,
             default_pool: (control & spec::VT_CTL_DIS_DEFPL == 0).then_some(if is_on { default } else { 0 }),
             all_unicast: filter & spec::FCTRL_UPE != 0,
             all_groups: filter & spec::FCTRL_MPE != 0,

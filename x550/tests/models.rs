@@ -20,6 +20,16 @@ fn a_new_nic_is_an_x550_unless_told_otherwise() {
     assert_eq!(nic.model(), Model::X540);
 }
 
+/// X6: flash. Drivers keep the number of words in 16 bits, and refuse to read beyond it.
+#[test]
+fn drivers_can_count_the_words_of_the_flash() {
+    for (mut nic, words) in [(Nic::new(MAC), 0x8000), (x540(), 0x4000)] {
+        let size = read(&mut nic, PF, 0x10010) >> 11 & 0xf;
+        assert_eq!(1u32 << (size + 6), words);
+        assert!(words <= u16::MAX.into());
+    }
+}
+
 /// X6: flash.
 #[test]
 fn the_driver_of_an_x540_reads_a_valid_checksum() {

@@ -14,7 +14,7 @@ fn registers_have_their_values_after_a_reset() {
         (0x0, 0, "CTRL"),
         (0x8, 1 << 19, "STATUS: LAN 0, master enabled"),
         (0x18, 0, "CTRL_EXT"),
-        (0x10010, 0x0400_5300, "EEC: present, read, 64 K words, flushed"),
+        (0x10010, 0x0400_4b00, "EEC: present, read, 32 K words, flushed"),
         (0x10148, 0x8000, "FWSM: valid, no recovery, no error, not pass-through"),
         (0x10150, 0, "FACTPS"),
         (0x42d0, 0, "MMNGC"),
@@ -53,7 +53,7 @@ fn writes_have_their_effect_at_once() {
         (0x0, 1 << 3, 0, "CTRL.LRST clears"),
         (0x8, 0, 1 << 19, "STATUS is read-only"),
         (0x18, 1 << 28 | 1 << 14, 1 << 28 | 1 << 14, "CTRL_EXT"),
-        (0x10010, 1 << 23, 0x0400_5300, "EEC.FLUP clears"),
+        (0x10010, 1 << 23, 0x0400_4b00, "EEC.FLUP clears"),
         (0x10148, 0, 0x8000, "FWSM is read-only"),
         (0x10160, 0x8000_0006, 0x8000_0006, "SW_FW_SYNC with REGSMP"),
         (0x1028, 1 << 25, 1 << 25, "RXDCTL.ENABLE"),
@@ -237,7 +237,8 @@ fn effects_name_what_a_write_may_change() {
         (0x2f04, 1 << 16, false, true, false),
         (0x820, 0x40, false, false, true),
         (0x12300, 0x40, false, false, true),
-        (0x4240, 1, false, false, false),
+        (0x4240, 1 << 15, false, true, false),
+        (0x4294, 1, false, false, false),
     ] {
         let seen = effects(&mut Nic::new(MAC), PF, offset, value);
         assert_eq!((seen.queues, seen.pools, seen.moderation), (queues, pools, moderation), "{offset:#x}");

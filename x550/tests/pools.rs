@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{MAC, PF, nic, write};
+use common::{MAC, PF, effects, nic, write};
 use x550::{Destination, Mac, Mirror, Nic, Pool, PortVlan, Tag};
 
 const UPE: u32 = 1 << 22;
@@ -93,6 +93,16 @@ fn filters_of_the_nic_limit_those_of_a_pool() {
     assert!(!after(0x8110, 0).sends, "VFTE");
     let filtered = after(0x5088, 1 << 30);
     assert!(!filtered.has_vlan(7) && filtered.accepts(Destination::Own, None), "VLNCTRL.VFE, an empty VFTA");
+}
+
+/// X29: loopback.
+#[test]
+fn the_mac_loops_back_only_without_pools() {
+    let mut nic = ready();
+    write(&mut nic, PF, 0x4240, 1 << 15);
+    assert!(!nic.switching().loops_back);
+    assert!(effects(&mut nic, PF, 0x51b0, 0).pools && nic.switching().loops_back);
+    assert!(effects(&mut nic, PF, 0x4240, 0).pools && !nic.switching().loops_back);
 }
 
 /// X16: filters.

@@ -81,6 +81,8 @@ pub(crate) struct SwitchCore {
     id: String,
     /// True for [`SwitchMode::Vepa`].
     is_vepa: AtomicBool,
+    /// Each port receives what it sends, and nothing else.
+    loops_back: AtomicBool,
     slots: Box<[Slot]>,
     uplink: Option<Uplink>,
     uplink_rate: Option<NonZeroU32>,
@@ -129,6 +131,7 @@ impl SwitchCore {
         let core = Self {
             id,
             is_vepa: AtomicBool::new(mode == SwitchMode::Vepa),
+            loops_back: AtomicBool::new(false),
             slots: (0..ports).map(|_| Slot::default()).collect(),
             uplink,
             uplink_rate,
@@ -163,6 +166,11 @@ impl SwitchCore {
     /// Changes the forwarding mode, from the next table on.
     pub(crate) fn set_mode(&self, mode: SwitchMode) {
         self.is_vepa.store(mode == SwitchMode::Vepa, Ordering::Release);
+    }
+
+    /// Makes each port receive what it sends, and nothing else, from the next table on; or ends that.
+    pub(crate) fn set_loopback(&self, on: bool) {
+        self.loops_back.store(on, Ordering::Release);
     }
 
     /// The rules of an X550's driver, for a batch.
@@ -435,7 +443,8 @@ impl SwitchCore {
             specs.push(PortSpec::uplink(true));
         }
         let before = self.table.load_full();
-        let table = Table::remembering(self.mode(), &specs, Some(&before), self.memory.lock().as_ref());
+        let table = Table::remembering(self.mode(), &specs, Some(&before), self.memory.lock().as_ref())
+            .looping_back(self.loops_back.load(Ordering::Acquire));
         for port in 0..self.ports() {
             let new = table.conflicts(port).saturating_sub(before.conflicts(port));
             for _ in 0..new {

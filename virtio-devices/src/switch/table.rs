@@ -55,6 +55,8 @@ pub(crate) enum Miss {
 #[derive(Debug)]
 pub(crate) struct Table {
     mode: SwitchMode,
+    /// Each port receives what it sends, and nothing else.
+    loops_back: bool,
     ports: Ports,
     addresses: AddressBook,
     /// The open ports except the uplink.
@@ -109,7 +111,17 @@ impl Table {
         let addresses = AddressBook::new(claims, &mut entries, before.map(|before| &before.addresses), memory);
         let [everyone, groups, all_groups, promiscuous] = [everyone, groups, all_groups, promiscuous].map(Index::of);
         let ports = Ports { entries, uplink };
-        Self { mode, ports, addresses, everyone, groups, all_groups, promiscuous }
+        Self { mode, loops_back: false, ports, addresses, everyone, groups, all_groups, promiscuous }
+    }
+
+    /// With `loops_back`, each port receives what it sends, and nothing else.
+    pub(crate) fn looping_back(self, loops_back: bool) -> Self {
+        Self { loops_back, ..self }
+    }
+
+    /// True if each port receives what it sends.
+    pub(crate) fn loops_back(&self) -> bool {
+        self.loops_back
     }
 
     /// Finds the route of the frame that begins with `head` and has passed the ingress policy of the port `from`: with
@@ -124,6 +136,9 @@ impl Table {
         let sender = self.ports.get(from).ok_or(Miss::Unknown)?;
         let (vlan, destination) = (head.vlan(), head.destination());
         let from_uplink = sender.role == Role::Uplink;
+        if self.loops_back {
+            return if from_uplink { Err(Miss::Unknown) } else { Ok(Route::One(from)) };
+        }
         if !from_uplink && self.mode == SwitchMode::Vepa {
             return self.to_uplink();
         }

@@ -203,6 +203,7 @@ impl X550Path {
         core.set_flow_rules(FlowRules::of(nic, &registers, pool_rules::pool_of(&switching, Place::Pf)));
         drop(registers);
         core.set_mode(pool_rules::mode(&switching));
+        core.set_loopback(switching.loops_back);
         self.ports.iter().for_each(|port| self.follow(port, nic));
     }
 

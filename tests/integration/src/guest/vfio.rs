@@ -89,6 +89,13 @@ impl GuestTestpmd {
         assert_eq!(found.status, 0, "testpmd does not ask for command {prompts}: {}", found.text);
     }
 
+    /// The total of frames that port `port` has received, in all statistics in testpmd's `log`.
+    pub fn received(log: &str, port: usize) -> u64 {
+        let title = format!("Forward statistics for port {port} ");
+        let count = |text: &str| text.split("RX-packets:").nth(1)?.split_whitespace().next()?.parse::<u64>().ok();
+        log.split(&title).skip(1).filter_map(count).sum()
+    }
+
     /// Ends testpmd. Returns its whole output, most of which it writes at its end if that is not a terminal.
     pub fn end(self, guest: &mut Guest) -> String {
         guest.ok(&format!("echo quit >> {COMMANDS}"));

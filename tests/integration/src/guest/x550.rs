@@ -26,7 +26,7 @@ const INTERFACE: &str = "eth0";
 /// The drivers, in load order.
 const DRIVERS: [&str; 2] = ["ixgbe", "ixgbevf"];
 /// Beginnings of the kernel's warnings about what the test asked for, which the drivers print on hardware as well.
-const EXPECTED: [&str; 11] = [
+const EXPECTED: [&str; 12] = [
     // A PF reset by its administrator, and its VFs' drivers.
     "ixgbevf.*: NIC Link is Down",
     "ixgbe.*: Reload the VF driver to make this change effective",
@@ -40,6 +40,9 @@ const EXPECTED: [&str; 11] = [
     "ixgbe.*: VF .* requested MACVLAN filter but is administratively denied",
     "ixgbe.*: .* Spoofed packets? detected",
     "ixgbe.*: NDO set VF [0-9]* link state",
+    // A VF that is set up after its trust or link has changed: the PF's driver refuses all that the VF's driver asks
+    // for until that has started again, which it does once it has noticed.
+    "ixgbevf.*: Failed to set MTU at [0-9]*$",
 ];
 
 /// A guest with an X550 `pf0`, whose uplink is the tap `up0`.
@@ -64,7 +67,11 @@ impl X550 {
 
     /// The value of `--net` for an X550 with `vfs` VFs over `tap`.
     pub fn option(tap: &str, vfs: usize) -> String {
-        format!("id=pf0,model=x550,tap={tap},mac={},sriov_vfs={vfs}", X550::MAC)
+        X550::option_of("x550", tap, vfs)
+    }
+
+    fn option_of(model: &str, tap: &str, vfs: usize) -> String {
+        format!("id=pf0,model={model},tap={tap},mac={},sriov_vfs={vfs}", X550::MAC)
     }
 
     /// A guest with the tools for an X550, without the NIC.
@@ -79,12 +86,30 @@ impl X550 {
 
     /// As [`X550::boot`], with the changes of `more`.
     pub fn boot_with(kernel: Kernel, vfs: usize, more: impl FnOnce(GuestSpec) -> GuestSpec) -> X550 {
+        X550::prepare(more(X550::spec(kernel).net(&X550::option("up0", vfs))), |_| ())
+    }
+
+    /// As [`X550::boot`], for an X540, the model before.
+    pub fn boot_x540(kernel: Kernel, vfs: usize) -> X550 {
+        X550::prepare(X550::spec(kernel).net(&X550::option_of("x540", "up0", vfs)), |_| ())
+    }
+
+    /// As [`X550::boot`], in a guest with DPDK and a virtual IOMMU. The PF is behind it as well, if `pf_too`.
+    pub fn boot_with_dpdk(kernel: Kernel, vfs: usize, pf_too: bool) -> X550 {
+        let pf = if pf_too { ",iommu=on" } else { "" };
+        let spec = X550::spec(kernel).with_dpdk().net(&format!("{}{pf}", X550::option("up0", vfs)));
+        // Drivers of functions behind an IOMMU wait for its own.
+        X550::prepare(spec.arguments(&["--platform", "iommu=on"]), Guest::load_vfio)
+    }
+
+    /// Boots the guest of `spec`, calls `first`, and brings the PF up.
+    fn prepare(spec: GuestSpec, first: impl FnOnce(&mut Guest)) -> X550 {
         let api = Api::new("x550");
-        let spec = more(X550::spec(kernel).net(&X550::option("up0", vfs)));
         let guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
         let uplink = HostTap::existing("up0");
         uplink.join_at(X550::UPLINK);
         let mut nic = X550 { guest, pf: Pf::at("0000:00:01.0"), api, uplink };
+        first(&mut nic.guest);
         nic.guest.load_x550();
         nic.guest.join_x550();
         nic
@@ -97,9 +122,13 @@ impl X550 {
 
     /// Takes the uplink's tap down, or brings it up.
     pub fn set_uplink(&self, up: bool) {
-        let state = if up { "up" } else { "down" };
-        let done = Command::new("ip").args(["link", "set", self.uplink.name(), state]).status();
-        assert!(done.is_ok_and(|status| status.success()), "the tap could not be taken {state}");
+        X550::host_ip(&format!("link set {} {}", self.uplink.name(), if up { "up" } else { "down" }));
+    }
+
+    /// Runs `ip` on the host, with arguments without blanks.
+    pub fn host_ip(arguments: &str) {
+        let done = Command::new("/usr/sbin/ip").args(arguments.split(' ')).status();
+        assert!(done.is_ok_and(|status| status.success()), "ip {arguments}");
     }
 
     /// Enables `count` VFs with their drivers.
@@ -121,6 +150,14 @@ impl X550 {
     /// Configures VFs as the guest's administrator: `ip link set PF <change>`.
     pub fn set(&mut self, change: &str) {
         self.guest.ok(&format!("{IP} link set {INTERFACE} {change}"));
+    }
+
+    /// Runs a command after which the driver of VF `index` starts again, and waits until it has.
+    pub fn restart_of(&mut self, index: usize, command: &str) {
+        let starts = format!("dmesg | grep -c 'VF Reset msg received from vf {index}$'");
+        let before = self.guest.run(&starts).text;
+        self.guest.ok(command);
+        self.guest.wait_for(&format!("[ $({starts}) -gt {} ]", before.trim_end()));
     }
 
     /// The entry of VF `index` in what `ip -s link show PF` says.
@@ -146,6 +183,13 @@ impl X550 {
     /// Reachability between the PF, tenants and the host: a row for each, of `+` and `-`, and `.` for itself. The host
     /// comes last.
     pub fn reachability(&mut self, tenants: &[Tenant]) -> Vec<String> {
+        // Addresses that were learned before do not count, and may have changed.
+        X550::host_ip(&format!("neigh flush dev {}", self.uplink.name()));
+        let flush = format!("{IP} neigh flush all");
+        self.guest.run(&flush);
+        for tenant in tenants {
+            self.guest.run(&tenant.command(&flush));
+        }
         let hosts = std::iter::once(X550::PF.to_owned()).chain(tenants.iter().map(Tenant::address));
         let all: Vec<String> = hosts.chain([X550::UPLINK.to_string()]).collect();
         let mut row = |from: usize| -> String {

@@ -73,13 +73,6 @@ fn assert_forwarded(from: usize, taps: &[HostTap]) {
     }
 }
 
-/// The total of frames that port `port` has received, in all statistics in testpmd's `log`.
-fn received(log: &str, port: usize) -> u64 {
-    let title = format!("Forward statistics for port {port} ");
-    let count = |text: &str| text.split("RX-packets:").nth(1)?.split_whitespace().next()?.parse::<u64>().ok();
-    log.split(&title).skip(1).filter_map(count).sum()
-}
-
 fn assert_kernel_is_content(guest: &mut Guest) {
     guest.assert_kernel_has_no_complaint();
     let complaints = guest.run("dmesg | grep -E 'page fault from|(iommu|vfio).*([Ff]ail|[Ee]rror)'").text;
@@ -103,7 +96,7 @@ fn dpdk_forwards_frames_on_vfs_while_the_kernel_has_another() {
     let log = testpmd.end(&mut guest);
     for port in 0..2 {
         // 6 pings, 1 ARP request, and the forwarded frames.
-        assert!(received(&log, port) > 6 + FRAMES, "{log}");
+        assert!(GuestTestpmd::received(&log, port) > 6 + FRAMES, "{log}");
     }
     let counters = api.get("vm.counters").body;
     assert_eq!((&counters["__iommu"]["faults"], &counters["__iommu"]["refused"]), (&json!(0), &json!(0)));
@@ -139,7 +132,7 @@ fn dpdk_echoes_over_every_backend_while_the_kernel_has_a_vf() {
     let log = testpmd.end(&mut guest);
     for port in 0..4 {
         // 6 pings, and 1 ARP request.
-        assert!(received(&log, port) >= 7, "{log}");
+        assert!(GuestTestpmd::received(&log, port) >= 7, "{log}");
     }
     let counters = api.get("vm.counters").body;
     assert_eq!((&counters["__iommu"]["faults"], &counters["__iommu"]["refused"]), (&json!(0), &json!(0)));

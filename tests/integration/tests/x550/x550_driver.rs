@@ -90,6 +90,22 @@ fn a_reboot_leaves_an_x550_usable() {
     assert_eq!(nic.guest.power_off().code, Some(0));
 }
 
+/// An X540 has IDs, PHY, flash and RSS of its own.
+#[test]
+#[ignore = "a longer test: another model of the NIC"]
+fn ixgbe_drives_an_x540_with_two_vfs() {
+    let mut nic = X550::boot_x540(Kernel::Generic, 2);
+    let tenants = nic.tenants(2);
+    let ids = nic.guest.ok("cd /sys/bus/pci/devices; cat 0000:00:01.0/device 0000:01:00.0/device 0000:01:00.1/device");
+    assert_eq!(ids.lines().collect::<Vec<_>>(), ["0x1528", "0x1515", "0x1515"]);
+    assert_ethtool_reads_the_pf(&mut nic);
+    assert_eq!(nic.reachability(&tenants), X550::everyone(2));
+    nic.set("vf 0 vlan 7 qos 5");
+    assert_eq!(nic.reachability(&tenants), [".-++", "-.--", "+-.+", "+-+."]);
+    nic.guest.assert_x550_has_no_complaint();
+    assert_eq!(nic.guest.power_off().code, Some(0));
+}
+
 /// The driver's own tests write patterns to registers, and read them back.
 #[test]
 #[ignore = "a longer test: of the driver's tests, which reset the PF"]
@@ -102,7 +118,7 @@ fn the_tests_of_ixgbe_pass() {
         let line = told.text.lines().find(|line| line.starts_with(name));
         line.is_some_and(|line| line.trim_end().ends_with('0'))
     };
-    for name in ["Register test", "Eeprom test", "Interrupt test", "Link test"] {
+    for name in ["Register test", "Eeprom test", "Interrupt test", "Loopback test", "Link test"] {
         assert!(passed(name), "{name}: {}", told.text);
     }
     nic.guest.await_carrier(interface, true);

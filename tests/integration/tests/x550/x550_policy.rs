@@ -2,7 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
 
-use std::process::Command;
 use std::time::Duration;
 
 use integration::{IP, Kernel, Tags, Tenant, X550};
@@ -20,11 +19,6 @@ const BYTES: usize = 4 << 20;
 /// Time that a frame may take.
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn host_ip(arguments: &str) {
-    let done = Command::new("/usr/sbin/ip").args(arguments.split(' ')).status().unwrap();
-    assert!(done.success(), "ip {arguments}");
-}
-
 /// Checks a value that `ip link show` has for the VF.
 fn assert_shown(nic: &mut X550, index: usize, key: &str, expected: &serde_json::Value) {
     let shown = nic.vf(index);
@@ -37,11 +31,14 @@ fn assert_port_vlan_is_on_the_uplink(nic: &mut X550, tenants: &[Tenant]) {
     let tags = Tags::on("up0");
     assert!(!tenants[1].reaches(&mut nic.guest, &tenants[3].address()), "VF 3 has no VLAN");
     assert_eq!(tags.of(&mac, LIMIT), Some(VLAN.1 << 13 | VLAN.0));
-    host_ip(&format!("link add link up0 name up0.7 type vlan id {}", VLAN.0));
-    host_ip("addr add 10.88.0.201/24 dev up0.7");
-    host_ip("link set up0.7 up");
-    assert!(tenants[1].reaches(&mut nic.guest, "10.88.0.201"));
-    host_ip("link del up0.7");
+    X550::host_ip(&format!("link add link up0 name up0.7 type vlan id {}", VLAN.0));
+    // In a network of its own: to 10.88.0.0/24, the host would answer without a tag.
+    X550::host_ip("addr add 10.88.7.201/24 dev up0.7");
+    X550::host_ip("link set up0.7 up");
+    nic.guest.ok(&tenants[1].command("ip addr add 10.88.7.2/24 dev vf"));
+    assert!(tenants[1].reaches(&mut nic.guest, "10.88.7.201"));
+    nic.guest.ok(&tenants[1].command("ip addr del 10.88.7.2/24 dev vf"));
+    X550::host_ip("link del up0.7");
 }
 
 /// VF 2 sends to VF 3 as slowly as it must.
@@ -85,7 +82,7 @@ fn assert_spoofed_frames_are_dropped(nic: &mut X550, tenants: &[Tenant]) {
 #[rstest]
 #[ignore = "a longer test: a second kernel"]
 #[case::linux_6_1(Kernel::Generic6_1)]
-#[ignore = "a longer test that does not pass yet: the host does not answer a VF in a VLAN yet"]
+#[ignore = "a longer test that has not run to its end yet: its last reachability failed by a cached address"]
 #[case::linux_6_12(Kernel::Generic)]
 #[ignore = "a longer test: a third kernel, which is fetched for it"]
 #[case::linux_backports(Kernel::GenericBackports)]
@@ -119,7 +116,9 @@ fn the_guest_sets_the_policy_of_vfs_of_an_x550(#[case] kernel: Kernel) {
     nic.set("vf 2 max_tx_rate 0");
     nic.set("vf 1 vlan 0");
     nic.set("vf 0 trust on");
-    assert_shown(&mut nic, 3, "link_state", &json!("disable"));
+    // Linux 6.1 does not show it.
+    let shown = if kernel == Kernel::Generic6_1 { "auto" } else { "disable" };
+    assert_shown(&mut nic, 3, "link_state", &json!(shown));
     assert_shown(&mut nic, 0, "trust", &json!(true));
     tenants[3].await_carrier(&mut nic.guest, false);
     tenants[..3].iter().for_each(|tenant| tenant.await_carrier(&mut nic.guest, true));

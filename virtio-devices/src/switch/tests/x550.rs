@@ -261,6 +261,27 @@ fn frames_pass_between_vfs_the_pf_and_the_uplink() {
     assert_eq!(card.read(0x101c + 0x40), 2, "PVFGPRC of VF 1");
 }
 
+/// X29: loopback.
+#[test]
+fn a_nic_in_loopback_receives_what_it_sends_alone() {
+    let mut card = Card::new();
+    // Without virtualization, the NIC is one port, whose queues begin with 0. HLREG0.LPBK; broadcasts, all groups.
+    (0..VFS + 1).for_each(|pool| card.write(0x6028 + 0x80 * u32::from(pool), 0));
+    [(0x11050, 0), (0x51b0, 0), (0x5080, 1 << 8 | 1 << 10), (0x4240, 1 << 15)].map(|(at, value)| card.write(at, value));
+    card.write(0x6028, 1 << 25);
+    card.settle();
+    // Of the driver's own test: all stations, from all stations.
+    let odd = frame([0xff; 6], [0xff; 6], 1024);
+    card.send(0, &odd);
+    rustix::io::write(card.peer.as_fd(), &[&[0u8; 12][..], &frame(mac(77), [0xff; 6], 64)].concat()).unwrap();
+    card.run();
+    assert_eq!((card.frames(0), card.sent()), (vec![odd], vec![]));
+    card.write(0x4240, 0);
+    card.settle();
+    card.send(0, &frame(mac(9), mac(77), 64));
+    assert_eq!((card.frames(0).len(), card.sent().len()), (0, 1));
+}
+
 /// X25: transmit descriptors.
 #[test]
 fn a_descriptor_that_wants_a_report_is_written_back() {
