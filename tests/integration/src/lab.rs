@@ -87,6 +87,11 @@ pub fn cni_programs() -> PathBuf {
     existing(folder().join("cni/programs.tar"))
 }
 
+/// An archive of programs of a Kubernetes node, which a guest can read from a disk.
+pub fn node_programs() -> PathBuf {
+    existing(folder().join("cni/node.tar"))
+}
+
 /// UEFI firmware for `--firmware`.
 pub fn firmware() -> PathBuf {
     existing(folder().join("firmware/usr/share/cloudhv-efi-x86-64/CLOUDHV.fd"))
