@@ -92,6 +92,11 @@ pub fn guest_tools() -> PathBuf {
     existing(folder().join("guest-tools.tar"))
 }
 
+/// An archive of programs of a Kubernetes node, which a guest can read from a disk.
+pub fn node_programs() -> PathBuf {
+    existing(folder().join("cni/node.tar"))
+}
+
 /// UEFI firmware for `--firmware`.
 pub fn firmware() -> PathBuf {
     existing(folder().join("firmware/usr/share/cloudhv-efi-x86-64/CLOUDHV.fd"))

@@ -40,7 +40,7 @@ pub use host::systemd::Systemd;
 pub use host::tap::{Counters, HostTap, Subnet, interface_exists};
 pub use lab::{
     Image, Kernel, Userland, cni_programs, firmware, firmware_disk, guest_tools, hypervisor_fw, initramfs, kernel_file,
-    read_into_memory, vmm_binary,
+    node_programs, read_into_memory, vmm_binary,
 };
 pub use measure::doorbell_exits::DoorbellExits;
 pub use measure::kvm_statistics::KvmExits;

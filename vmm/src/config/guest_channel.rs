@@ -1,7 +1,7 @@
 //! The channel by which a guest governs VFs: whether a VM has one.
 
-use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::VmConfig;
+use vm_api::config::error::{ConfigError, Problem};
 
 use crate::config::device::{DeviceKind, DevicePlan};
 

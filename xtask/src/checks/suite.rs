@@ -49,8 +49,10 @@ const TIMER_TESTS: &str = "timers";
 const GENERIC_TESTS: &str = "generic";
 /// Prefix of the files of tests with an emulated X550, whose guests run Debian's generic kernels as well.
 const X550_TESTS: &str = "x550";
-/// The test file whose guests run CNI plugins, which are built from modules of Go.
-const CNI_TESTS: &str = "x550_cni";
+/// The test files whose guests run CNI plugins, which are built from modules of Go.
+const CNI_TESTS: [&str; 2] = ["x550_cni", "x550_node"];
+/// The file of the tests whose guests also run the programs of a Kubernetes node, all of them longer tests.
+const NODE_TESTS: &str = "x550_node";
 /// Prefix of the files of tests whose guests govern their VFs, by programs that are built for them.
 const GUEST_CONTROL_TESTS: &str = "guest_control";
 /// Prefix of the files of tests that pass devices of the first-level machine through to guests.
@@ -195,8 +197,11 @@ impl Suite<'_> {
         }
         let kernels: BTreeSet<_> = queue.lock().iter().flat_map(|test| test.kernels(self.all)).collect();
         kernels.into_iter().try_for_each(|kernel| self.lab.prepare(kernel))?;
-        if queue.lock().iter().any(|test| test.file == CNI_TESTS) {
-            cni::prepare(self.lab, self.workspace)?;
+        if queue.lock().iter().any(|test| CNI_TESTS.contains(&test.file.as_str())) {
+            cni::prepare(self.lab, self.workspace, &cni::PLUGINS)?;
+        }
+        if queue.lock().iter().any(|test| test.file == NODE_TESTS) {
+            cni::prepare(self.lab, self.workspace, &cni::NODE)?;
         }
         if queue.lock().iter().any(|test| test.file.starts_with(GUEST_CONTROL_TESTS)) {
             guest_tools::archive(self.lab, self.workspace)?;

@@ -4,6 +4,7 @@ mod x550_cni;
 mod x550_dpdk;
 mod x550_driver;
 mod x550_moves;
+mod x550_node;
 mod x550_policy;
 mod x550_rules;
 mod x550_switch;
