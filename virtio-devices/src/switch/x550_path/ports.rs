@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 
 use x550::{Direction, Doorbell};
 
-use super::{X550Path, number_of};
 use super::host_end::HostEnd;
 use super::messages::MessagesLater;
+use super::{X550Path, number_of};
 use crate::HostNic;
 use crate::device::worker::thread_name;
 use crate::net::NetCounters;
