@@ -118,5 +118,5 @@ pub use transport::interrupt::{Interrupts, NO_VECTOR, NeedsResetObserver};
 pub use transport::{QueueError, Status};
 pub use vhost_user_device::{VhostUserDevice, VhostUserDeviceSpec, VhostUserKind};
 pub use vsock::{Vsock, VsockCounter, VsockCounters, VsockError, VsockSpec};
-pub use x550::Model as X550Model;
+pub use x550::{Model as X550Model, TOTAL_VFS as X550_VFS};
 pub use x550_sriov::{DataPath, X550Error, X550Function, X550Handle, X550Spec, X550Sriov};

@@ -116,6 +116,19 @@ pub struct VfsState {
     pub changed: Vec<VfState>,
 }
 
+impl VfsState {
+    /// Number and addresses of the VFs of a PF, without their state.
+    pub(crate) fn of(sriov: &pci::Sriov) -> Self {
+        let shape = sriov.shape();
+        Self {
+            total_vfs: shape.total_vfs,
+            first_vf_offset: shape.first_vf_offset,
+            vf_stride: shape.vf_stride,
+            changed: Vec::new(),
+        }
+    }
+}
+
 /// A VF.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -40,7 +40,7 @@ pub struct Effects {
     pub pools: bool,
     /// True if the result of [`Nic::flows`](crate::Nic::flows) or [`Nic::rss`](crate::Nic::rss) may have changed.
     pub steering: bool,
-    /// True if the moderation of a vector may have changed.
+    /// True if a message waits since this access: [`Nic::due`](crate::Nic::due) may be earlier than before.
     pub moderation: bool,
     /// The queue whose tail was written.
     pub doorbell: Option<Doorbell>,

@@ -4,7 +4,7 @@
 //! vectors 16 and up clear when they are sent; those of 0 to 15 if EIAC has them.
 
 use crate::spec;
-use crate::vectors::Vectors;
+use crate::vectors::{Sent, Vectors};
 
 /// The causes of EICR that are no queue's.
 const OTHER: u32 = 0x7fff_0000;
@@ -33,6 +33,8 @@ pub(crate) struct Routing {
     pub(crate) masks: bool,
     /// The vector of other causes, a bit, from IVAR_MISC; 0 without one.
     pub(crate) other: u64,
+    /// The vectors whose interval runs.
+    pub(crate) running: u64,
 }
 
 /// The vector of a byte of IVAR or IVAR_MISC, a bit; 0 if the byte is not valid.
@@ -104,8 +106,9 @@ impl Interrupts {
         }
     }
 
-    /// Writes the register at `offset`. Returns the vectors to send.
-    pub(crate) fn write(&mut self, offset: u32, value: u32, routing: Routing) -> u64 {
+    /// Writes the register at `offset`. Returns the vectors to send. Intervals concern queues: software's causes and
+    /// others are sent at once.
+    pub(crate) fn write(&mut self, offset: u32, value: u32, routing: Routing) -> Sent {
         let bits = u64::from(value);
         let (queues, other) = (bits & LOW, value & OTHER);
         let vectors = &mut self.vectors;
@@ -114,15 +117,15 @@ impl Interrupts {
                 vectors.cause &= !queues;
                 self.other &= !other;
             }
-            spec::EICS => return vectors.raise(queues, routing.masks) | self.raise_other(other, routing),
+            spec::EICS => return Sent::now(vectors.raise(queues, routing.masks) | self.raise_other(other, routing)),
             spec::EIAC => {
                 vectors.auto_clear = vectors.auto_clear & !LOW | queues;
                 self.other_auto_clear = other;
             }
             spec::EIMS => {
-                let sent = vectors.enable(queues, routing.masks);
+                let sent = vectors.enable(queues, routing.masks, routing.running);
                 self.other_enabled |= other;
-                return sent | self.send_other(other, routing);
+                return Sent { now: sent.now | self.send_other(other, routing), ..sent };
             }
             spec::EIMC => {
                 vectors.disable(queues);
@@ -132,17 +135,17 @@ impl Interrupts {
                 vectors.auto_mask = vectors.auto_mask & !LOW | queues;
                 self.other_auto_mask = other;
             }
-            0xa90 => return vectors.raise(bits, routing.masks),
-            0xa94 => return vectors.raise(bits << 32, routing.masks),
-            0xaa0 => return vectors.enable(bits, routing.masks),
-            0xaa4 => return vectors.enable(bits << 32, routing.masks),
+            0xa90 => return Sent::now(vectors.raise(bits, routing.masks)),
+            0xa94 => return Sent::now(vectors.raise(bits << 32, routing.masks)),
+            0xaa0 => return vectors.enable(bits, routing.masks, routing.running),
+            0xaa4 => return vectors.enable(bits << 32, routing.masks, routing.running),
             0xab0 => vectors.disable(bits),
             0xab4 => vectors.disable(bits << 32),
             0xad0 => vectors.auto_mask = vectors.auto_mask >> 32 << 32 | bits,
             0xad4 => vectors.auto_mask = u64::from(low(vectors.auto_mask)) | bits << 32,
             _ => {}
         }
-        0
+        Sent::default()
     }
 
     /// Sets other causes, bits of EICR. Returns the vector to send.

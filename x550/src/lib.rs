@@ -11,9 +11,9 @@
 //! | module | subject |
 //! |---|---|
 //! | `shape` | configuration spaces |
-//! | `nic` | an access, from bytes to the register that it reaches; resets |
+//! | `nic`, `resets` | an access, from bytes to the register that it reaches; resets |
 //! | `spec`, `map`, `registers` | offsets and bits; writable bits and reset values; storage |
-//! | `interrupts`, `vectors` | causes, masks, moderation |
+//! | `interrupts`, `vectors`, `moderation`, `timers`, `events` | causes, masks, intervals; from an event to messages |
 //! | `mailbox`, `vf` | what a VF and its PF share; a VF's own registers |
 //! | `nvm`, `host_interface`, `phy` | flash contents; firmware commands; MDIO |
 //! | `pool`, `switching`, `queue` | plain values that a data path follows |
@@ -29,6 +29,7 @@ mod access;
 mod counters;
 pub mod descriptor;
 mod effects;
+mod events;
 mod flow;
 mod flow_registers;
 mod headers;
@@ -38,17 +39,20 @@ mod mac;
 mod mailbox;
 mod map;
 mod model;
+mod moderation;
 mod nic;
 mod nvm;
 mod phy;
 mod pool;
 mod queue;
 mod registers;
+mod resets;
 mod rss;
 mod shape;
 pub mod spec;
 mod state;
 mod switching;
+mod timers;
 mod toeplitz;
 mod vectors;
 mod vf;

@@ -1,13 +1,13 @@
-//! The NIC: an access, from its bytes to the register that it reaches, and resets.
+//! The NIC: an access, from its bytes to the register that it reaches.
 
 use crate::access;
 use crate::descriptor::Context;
 use crate::effects::{Direction, Effects, Place};
 use crate::flow::FlowTable;
 use crate::host_interface::{HostInterface, Request};
-use crate::interrupts::{Interrupts, Routing, vector};
+use crate::interrupts::{Interrupts, Routing};
 use crate::mac::Mac;
-use crate::mailbox::{Mailbox, Owner};
+use crate::mailbox::Mailbox;
 use crate::map::END;
 use crate::model::Model;
 use crate::nvm;
@@ -19,7 +19,8 @@ use crate::rss::Rss;
 use crate::shape::{BAR0_SIZE, TOTAL_VFS, VF_BAR0_SIZE};
 use crate::spec::{self, vf};
 use crate::switching::Switching;
-use crate::vf::{Vf, alias, queue_byte};
+use crate::timers::Timers;
+use crate::vf::{Vf, alias};
 
 /// The registers of a NIC, which are its only state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +47,8 @@ pub struct Nic {
     pub(crate) drops: [u32; 128],
     /// Contexts of each transmit queue.
     pub(crate) contexts: Box<[[Context; 2]; 128]>,
+    /// Moderation of interrupts.
+    pub(crate) timers: Timers,
 }
 
 /// True if a register at `offset` is one that pools are derived from.
@@ -125,6 +128,7 @@ impl Nic {
             rates: [0; 128],
             drops: [0; 128],
             contexts: Box::new([[Context::default(); 2]; 128]),
+            timers: Timers::new(),
         }
     }
 
@@ -312,8 +316,9 @@ impl Nic {
                 self.for_bits(first, value >> 16, |mailbox| mailbox.vf_acknowledged = false);
             }
             _ if Interrupts::has(offset) => {
-                let routing = self.routing();
-                return Effects::send(Place::Pf, self.interrupts.write(offset, value, routing));
+                let routing = Routing { running: self.running(Place::Pf), ..self.routing() };
+                let sent = self.interrupts.write(offset, value, routing);
+                return self.messages(Place::Pf, sent);
             }
             spec::MSCA | spec::MSRWD => {
                 let up = self.link_is_up();
@@ -334,6 +339,10 @@ impl Nic {
             spec::SWSM => self.semaphore = value & (2 | self.semaphore),
             0x13000..0x14000 => return self.write_buffer(element(offset, spec::PFMBMEM, 64), offset, value),
             _ if offset == spec::HICR || HostInterface::has(offset) => return self.write_firmware(offset, value),
+            _ if is_throttle(offset) => {
+                self.registers.write(offset, value);
+                return self.interval_written(Place::Pf, offset);
+            }
             _ => return self.write_storage(offset, value),
         }
         Effects::NONE
@@ -347,7 +356,6 @@ impl Nic {
             queues: changed && concerns_queues(offset),
             pools: changed && concerns_pools(offset),
             steering: changed && concerns_steering(offset),
-            moderation: changed && is_throttle(offset),
             ..Effects::NONE
         }
     }
@@ -393,7 +401,7 @@ impl Nic {
     }
 
     fn write_vf(&mut self, index: u16, offset: u32, value: u32) -> Effects {
-        let masks = self.routing().masks;
+        let (masks, running) = (self.routing().masks, self.running(Place::Vf(index)));
         let Some(own) = self.vfs.get_mut(usize::from(index)) else { return Effects::NONE };
         match offset {
             vf::VFCTRL if value & vf::VFCTRL_RST != 0 => self.reset_vf(index),
@@ -403,64 +411,17 @@ impl Nic {
                 self.raise(causes)
             }
             _ if Vf::has(offset) => {
-                let moderation = matches!(offset, 0x820..0x82c);
-                Effects { moderation, ..Effects::send(Place::Vf(index), own.write(offset, value, masks)) }
+                let sent = own.write(offset, value, masks, running);
+                match offset {
+                    0x820..0x82c => self.interval_written(Place::Vf(index), offset),
+                    _ => self.messages(Place::Vf(index), sent),
+                }
             }
             _ => match alias(&self.registers, index, offset).filter(|offset| !self.model.lacks(*offset)) {
                 Some(offset) => self.write_storage(offset, value),
                 None => Effects::NONE,
             },
         }
-    }
-
-    // Interrupts.
-
-    fn routing(&self) -> Routing {
-        let [_, other, ..] = self.registers.get(spec::IVAR_MISC).to_le_bytes();
-        Routing { masks: self.registers.get(spec::GPIE) & spec::GPIE_EIAME != 0, other: vector(other) }
-    }
-
-    /// Sets causes of EICR that are no queue's.
-    fn raise(&mut self, causes: u32) -> Effects {
-        let routing = self.routing();
-        Effects::send(Place::Pf, self.interrupts.raise_other(causes, routing))
-    }
-
-    /// Reports an event of a queue: descriptors were written back. Returns the vector to send.
-    pub fn queue_event(&mut self, direction: Direction, queue: u16) -> Effects {
-        if queue >= QUEUES {
-            return Effects::NONE;
-        }
-        let routing = self.routing();
-        if let (Place::Vf(index), queue) = self.owner(queue) {
-            let own = self.vfs.get_mut(usize::from(index));
-            let sent = own.map_or(0, |own| own.queue_event(direction, queue, routing.masks));
-            return Effects::send(Place::Vf(index), sent);
-        }
-        let allocation = self.registers.get(spec::IVAR + 4 * u32::from(queue / 2));
-        let cause = vector(queue_byte(allocation, direction, queue));
-        Effects::send(Place::Pf, self.interrupts.vectors.raise(cause, routing.masks))
-    }
-
-    /// The function that owns a queue of the NIC, and the number of the queue in that function. A pool belongs to the
-    /// VF of its index if that exists, and to the PF otherwise.
-    pub fn owner(&self, queue: u16) -> (Place, u16) {
-        match queue.checked_div(queue::per_pool(&self.registers)).filter(|pool| *pool < self.num_vfs) {
-            Some(pool) => (Place::Vf(pool), queue % queue::per_pool(&self.registers)),
-            None => (Place::Pf, queue),
-        }
-    }
-
-    /// The least time between two messages of a vector, in microseconds; 0 does not limit it.
-    pub fn interval(&self, place: Place, vector: u16) -> u32 {
-        let n = u32::from(vector);
-        let register = match (place, n) {
-            (Place::Pf, 0..24) => self.registers.get(spec::EITR + 4 * n),
-            (Place::Pf, 24..128) => self.registers.get(spec::EITR_24 + 4 * (n - 24)),
-            (Place::Vf(index), 0..3) => self.vf_register(index.min(TOTAL_VFS - 1), vf::VTEITR + 4 * n),
-            _ => 0,
-        };
-        (register & spec::EITR_INTERVAL) >> 2
     }
 
     // Plain values for a data path.
@@ -540,62 +501,6 @@ impl Nic {
 
     fn selected(&self) -> usize {
         usize::try_from(self.registers.get(spec::RTTDQSEL) & 0x7f).unwrap_or(0)
-    }
-
-    // Resets.
-
-    /// Returns to the power-on state: a conventional reset, or a function level reset of the PF. The link, and the
-    /// number of VFs, stay as they are.
-    pub fn reset(&mut self) -> Effects {
-        let (num_vfs, links) = (self.num_vfs, self.registers.get(spec::LINKS));
-        *self = Self::with_model(self.model, self.mac);
-        self.num_vfs = num_vfs;
-        self.registers.set(spec::LINKS, links);
-        Effects::ALL
-    }
-
-    /// CTRL.RST: resets the PF's registers, and with them the queues of all VFs, which see RSTI until the PF's driver
-    /// writes PFRSTD. The semaphores, the PHY and the firmware's buffer stay, and so do the VFs' interrupts, through
-    /// which the PF notifies them later.
-    fn reset_registers(&mut self) -> Effects {
-        let kept = [spec::LINKS, 0x10160].map(|offset| (offset, self.registers.get(offset)));
-        self.registers = Registers::new(self.mac);
-        for (offset, value) in kept {
-            self.registers.set(offset, value);
-        }
-        self.interrupts = Interrupts::new();
-        (self.rates, self.drops) = ([0; 128], [0; 128]);
-        self.flow_table = FlowTable::new(&self.registers, self.model);
-        self.in_reset = true;
-        for own in &mut self.vfs {
-            let owner = own.mailbox.owner.filter(|owner| *owner == Owner::Vf);
-            own.mailbox = Mailbox { owner, buffer: own.mailbox.buffer, ..Mailbox::default() };
-        }
-        Effects::ALL
-    }
-
-    fn end_reset(&mut self, ctrl_ext: u32) {
-        if self.in_reset && ctrl_ext & spec::CTRL_EXT_PFRSTD != 0 {
-            self.in_reset = false;
-            self.vfs.iter_mut().for_each(|own| own.mailbox.reset_done = true);
-        }
-    }
-
-    /// Resets VF `index`: its function level reset, or VFCTRL.RST. Its queues, its interrupts and its ownership of the
-    /// mailbox end, and the PF is notified. The PF's registers for the VF stay.
-    pub fn reset_vf(&mut self, index: u16) -> Effects {
-        let Some(own) = self.vfs.get_mut(usize::from(index)) else { return Effects::NONE };
-        own.reset();
-        let per_pool = queue::per_pool(&self.registers);
-        let first = index.saturating_mul(per_pool);
-        for queue in (first..first.saturating_add(per_pool)).filter(|queue| *queue < QUEUES) {
-            self.registers.reset_range(queue::receive_block(queue), spec::QUEUE_LEN);
-            self.registers.reset_range(queue::transmit_block(queue), spec::QUEUE_LEN);
-        }
-        self.registers.reset_range(spec::PSRTYPE + 4 * u32::from(index), 4);
-        self.registers.reset_range(spec::PFVFMRQC + 4 * u32::from(index), 4);
-        let notified = self.raise(spec::EICR_MAILBOX);
-        notified.and(Effects { queues: true, steering: true, moderation: true, ..Effects::NONE })
     }
 }
 

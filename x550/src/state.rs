@@ -187,6 +187,9 @@ impl Nic {
         if !is_valid || new.save() != *state {
             return Err(RestoreError::Value("registers"));
         }
+        // Messages that wait for an interval are sent before a NIC is saved.
+        std::mem::swap(&mut new.timers, &mut self.timers);
+        new.timers.reset(None);
         *self = new;
         Ok(())
     }
@@ -223,7 +226,7 @@ impl Vf {
         let throttle = (vf::VTEITR..).step_by(4);
         let values = offsets.zip(state.allocation).chain(throttle.zip(state.throttle));
         for (offset, value) in values {
-            let _ = self.write(offset, value, false);
+            let _ = self.write(offset, value, false, 0);
         }
         self.mailbox = state.mailbox.clone();
         self.vectors = vectors(state.vectors, VECTORS)?;

@@ -32,6 +32,8 @@ pub struct Switching {
     pub loops_back: bool,
     /// The pool of frames that no pool accepts.
     pub default_pool: Option<u8>,
+    /// The pool of the PF, which its driver sets as the default one, disabled or not.
+    pub pf_pool: u8,
     /// True if the default pool gets unicast frames for addresses that the NIC does not have.
     pub all_unicast: bool,
     /// True if the default pool gets frames for groups that the NIC does not have.
@@ -45,13 +47,15 @@ impl Switching {
         let (control, filter) = (registers.get(spec::VT_CTL), registers.get(spec::FCTRL));
         let per_pool = queue::per_pool(registers);
         let is_on = control & spec::VT_CTL_ENABLE != 0 && per_pool != 0;
-        let [default, ..] = (control >> 7 & 0x3f).to_le_bytes();
+        let [field, ..] = (control >> 7 & 0x3f).to_le_bytes();
+        let pf_pool = if is_on { field } else { 0 };
         Self {
             pools: if is_on { queue::QUEUES / per_pool.max(1) } else { 1 },
             is_veb: is_on && registers.get(spec::PFDTXGSWC) & spec::PFDTXGSWC_VMDLBEN != 0,
             replicates: is_on && control & spec::VT_CTL_REPLICATE != 0,
             loops_back: !is_on && registers.get(spec::HLREG0) & spec::HLREG0_LPBK != 0,
-            default_pool: (control & spec::VT_CTL_DIS_DEFPL == 0).then_some(if is_on { default } else { 0 }),
+            default_pool: (control & spec::VT_CTL_DIS_DEFPL == 0).then_some(pf_pool),
+            pf_pool,
             all_unicast: filter & spec::FCTRL_UPE != 0,
             all_groups: filter & spec::FCTRL_MPE != 0,
             mirrors: (0..4).filter(|_| is_on).filter_map(|rule| mirror(registers, rule)).collect(),

@@ -8,7 +8,7 @@ use crate::mailbox::Mailbox;
 use crate::queue::{self, QUEUES};
 use crate::registers::Registers;
 use crate::spec::{self, QUEUE_LEN, receive, transmit, vf};
-use crate::vectors::Vectors;
+use crate::vectors::{Sent, Vectors};
 
 /// The vectors of a VF, a bit each.
 pub(crate) const VECTORS: u64 = 0b111;
@@ -105,13 +105,13 @@ impl Vf {
         }
     }
 
-    /// Writes the register at `offset`. Returns the vectors to send.
-    pub(crate) fn write(&mut self, offset: u32, value: u32, masks: bool) -> u64 {
+    /// Writes the register at `offset`. Returns the vectors to send; the interval of `running` ones has not ended.
+    pub(crate) fn write(&mut self, offset: u32, value: u32, masks: bool, running: u64) -> Sent {
         let bits = u64::from(value) & VECTORS;
         match offset {
             vf::VTEICR => self.vectors.cause &= !bits,
-            vf::VTEICS => return self.vectors.raise(bits, masks),
-            vf::VTEIMS => return self.vectors.enable(bits, masks),
+            vf::VTEICS => return Sent::now(self.vectors.raise(bits, masks)),
+            vf::VTEIMS => return self.vectors.enable(bits, masks, running),
             vf::VTEIMC => self.vectors.disable(bits),
             vf::VTEIAC => self.vectors.auto_clear = bits,
             vf::VTEIAM => self.vectors.auto_mask = bits,
@@ -120,13 +120,7 @@ impl Vf {
             0x820..0x82c => set(&mut self.throttle, offset - vf::VTEITR, value & 0x8ff8),
             _ => {}
         }
-        0
-    }
-
-    /// An event of queue `queue` of the VF. Returns the vector to send.
-    pub(crate) fn queue_event(&mut self, direction: Direction, queue: u16, masks: bool) -> u64 {
-        let allocation = self.allocation.get(usize::from(queue / 2)).copied().unwrap_or(0);
-        self.vectors.raise(vector(queue_byte(allocation, direction, queue)) & VECTORS, masks)
+        Sent::default()
     }
 
     /// An event of the mailbox. Returns the vector to send.

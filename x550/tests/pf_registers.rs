@@ -235,8 +235,8 @@ fn effects_name_what_a_write_may_change() {
         (0xf600, 1, false, true, false),
         (0x4984, 1, false, true, false),
         (0x2f04, 1 << 16, false, true, false),
-        (0x820, 0x40, false, false, true),
-        (0x12300, 0x40, false, false, true),
+        (0x820, 0x40, false, false, false),
+        (0x12300, 0x40, false, false, false),
         (0x4240, 1 << 15, false, true, false),
         (0x4294, 1, false, false, false),
     ] {

@@ -263,7 +263,7 @@ fn the_switch_has_a_mode_a_default_and_replication() {
     assert!(switching.is_veb && switching.replicates && switching.all_unicast && !switching.all_groups);
     assert_eq!((switching.default_pool, switching.pools), (Some(5), 32));
     write(&mut nic, PF, 0x51b0, 1 | 5 << 7 | 1 << 29);
-    assert_eq!(nic.switching().default_pool, None);
+    assert_eq!((nic.switching().default_pool, nic.switching().pf_pool), (None, 5));
     write(&mut nic, PF, 0x5180, 1 << 2);
     assert!(nic.pool(2).reflects && !nic.pool(3).reflects);
 }

@@ -321,6 +321,8 @@ fn each_poll_of_a_whole_life_ends_at_its_first_read() {
         assert!(nic.receive_queue(first).enabled && nic.transmit_queue(first).enabled && nic.rss(index).is_enabled());
         assert_eq!(nic.queue_event(Direction::Receive, first).vectors, [(Place::Vf(index), 1)]);
         assert_eq!(nic.queue_event(Direction::Receive, first).vectors, [], "masked until its driver enables it");
+        // After the interval of VTEITR.
+        nic.set_time(1000 * u64::from(index + 1));
         assert_eq!(effects(&mut nic, Place::Vf(index), 0x108, 1).vectors, [(Place::Vf(index), 1)]);
     }
     policies(&mut nic);

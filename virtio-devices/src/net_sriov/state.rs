@@ -23,13 +23,7 @@ impl<D: VirtioDevice> NetSriov<D> {
 
     /// Number and addresses of the VFs, without their state.
     fn place(&self) -> Option<VfsState> {
-        let shape = self.sriov()?.shape();
-        Some(VfsState {
-            total_vfs: shape.total_vfs,
-            first_vf_offset: shape.first_vf_offset,
-            vf_stride: shape.vf_stride,
-            changed: Vec::new(),
-        })
+        self.sriov().map(VfsState::of)
     }
 
     /// Restores `state` in all functions, whose queues must not run; if it is refused, all are in their power-on state.

@@ -20,6 +20,32 @@ use super::table::PortIndex;
 use crate::SharedQueue;
 use crate::net::Shared;
 
+/// A doorbell whose writes reach this process.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    /// The worker drains the queues on a timer.
+    is_silent: AtomicBool,
+    /// The worker will come, and has not come since.
+    is_rung: AtomicBool,
+}
+
+impl Bell {
+    /// Silences the doorbell, or ends that: the worker drains the queues afterwards.
+    pub(crate) fn silence(&self, silent: bool) {
+        self.is_silent.store(silent, Ordering::SeqCst);
+    }
+
+    /// Returns true if the worker must be woken for descriptors that were made available before this call.
+    pub(crate) fn ring(&self) -> bool {
+        !self.is_silent.load(Ordering::SeqCst) && !self.is_rung.swap(true, Ordering::SeqCst)
+    }
+
+    /// Records that the worker has come, before it looks for descriptors.
+    pub(crate) fn heard(&self) {
+        self.is_rung.store(false, Ordering::SeqCst);
+    }
+}
+
 /// A port with running queues: from DRIVER_OK to a stop.
 pub(crate) struct OpenPort {
     /// The port's number.
@@ -28,6 +54,8 @@ pub(crate) struct OpenPort {
     pub nic: PortNic,
     /// The doorbell of all its queues.
     pub kick: Arc<EventFd>,
+    /// Decides which writes of a driver ring `kick`, if they reach this process.
+    pub bell: Bell,
     /// Set to stop it.
     pub stop: Arc<AtomicBool>,
     /// The receive queues, which senders lock.
@@ -64,6 +92,7 @@ impl OpenPort {
             index,
             nic,
             kick: Arc::new(EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?),
+            bell: Bell::default(),
             stop: Arc::new(AtomicBool::new(false)),
             rx: receive.map(|ring| Mutex::new(PortRx::new(ring))).collect(),
             steering: None,

@@ -17,13 +17,13 @@ pub(crate) struct PortNic {
     pub counters: Arc<NetCounters>,
     /// Notifies the driver that the link has changed.
     pub tell_link: Box<dyn Fn() + Send + Sync>,
-    /// Decides on frames to a group that the receive filter lets through, if the filter knows groups less exactly than
-    /// the driver has set them.
-    pub wants_group: Option<GroupFilter>,
+    /// Decides on frames that the receive filter lets through, if the filter knows their addresses less exactly than
+    /// the driver has set them: those to a group, and all others if the driver has set more than fit into it.
+    pub wants_address: Option<AddressFilter>,
 }
 
-/// True if the driver wants the frames of a group.
-pub(crate) type GroupFilter = Box<dyn Fn([u8; 6]) -> bool + Send + Sync>;
+/// True if the driver wants the frames to an address.
+pub(crate) type AddressFilter = Box<dyn Fn([u8; 6]) -> bool + Send + Sync>;
 
 impl PortNic {
     /// The NIC of a virtio driver's start.
@@ -35,7 +35,7 @@ impl PortNic {
             policy: Arc::clone(&shared.policy),
             counters: Arc::clone(&shared.counters),
             tell_link: Box::new(move || interrupts.signal_config()),
-            wants_group: None,
+            wants_address: None,
         }
     }
 }

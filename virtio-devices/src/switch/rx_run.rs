@@ -214,9 +214,10 @@ impl<'r, 'm> RxRun<'r, 'm> {
                 if policy.trusted { self.filter.wants(&head) } else { self.filter.wants_untrusted(&head, policy) };
             let [a, b, c, d, e, f, ..] = head;
             let destination = [a, b, c, d, e, f];
-            let is_group = is_multicast(&destination) && destination != [0xff; 6];
-            let of_group = self.port.nic.wants_group.as_ref().filter(|_| is_group);
-            if !wanted || of_group.is_some_and(|wants| !wants(destination)) {
+            let is_exact =
+                if is_multicast(&destination) { destination == [0xff; 6] } else { !self.filter.unicast.overflow() };
+            let exact = self.port.nic.wants_address.as_ref().filter(|_| !is_exact);
+            if !wanted || exact.is_some_and(|wants| !wants(destination)) {
                 return Err(Counter::RxFiltered);
             }
         }

@@ -52,6 +52,15 @@ impl Default for PortSettings {
     }
 }
 
+/// Interrupts of ports that wait for a time.
+pub(crate) trait Deferred: Send + Sync {
+    /// The time of the first; `None` if none waits.
+    fn due(&self) -> Option<Instant>;
+
+    /// Sends those whose time has come.
+    fn send(&self);
+}
+
 /// A batch of frames in progress.
 pub(crate) struct Round<'h> {
     _held: RwLockReadGuard<'h, bool>,
@@ -108,6 +117,8 @@ pub(crate) struct SwitchCore {
     flow_rules: ArcSwapOption<FlowRules>,
     /// Called before a table is built.
     refresh: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Interrupts of ports that are moderated.
+    deferred: OnceLock<Box<dyn Deferred>>,
     /// Set to end the workers.
     pub end: AtomicBool,
 }
@@ -147,6 +158,7 @@ impl SwitchCore {
             held: RwLock::new(false),
             flow_rules: ArcSwapOption::empty(),
             refresh: OnceLock::new(),
+            deferred: OnceLock::new(),
             end: AtomicBool::new(false),
         };
         drop(core.make_table());
@@ -187,6 +199,26 @@ impl SwitchCore {
     /// changes one by one. Only the first is kept.
     pub(crate) fn before_tables(&self, refresh: impl Fn() + Send + Sync + 'static) {
         _ = self.refresh.set(Box::new(refresh));
+    }
+
+    /// Workers send these interrupts, from now on. Only the first are kept.
+    pub(crate) fn send_interrupts_of(&self, deferred: Box<dyn Deferred>) {
+        _ = self.deferred.set(deferred);
+    }
+
+    /// The time at which an interrupt must be sent; `None` if none waits.
+    pub(crate) fn interrupt_due(&self) -> Option<Instant> {
+        self.deferred.get()?.due()
+    }
+
+    /// Sends the interrupts whose time has come.
+    pub(crate) fn send_interrupts(&self) {
+        self.deferred.get().into_iter().for_each(|deferred| deferred.send());
+    }
+
+    /// Wakes a worker, which waits for the interrupts of now.
+    pub(crate) fn watch_interrupts(&self) {
+        self.mailboxes.first().into_iter().for_each(WorkerMailbox::wake);
     }
 
     /// The number of ports without the uplink.

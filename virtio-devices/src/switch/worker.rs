@@ -147,7 +147,8 @@ impl SwitchWorker {
             return Some(Duration::ZERO);
         }
         let reports = self.reports.iter().map(|(_, due)| *due);
-        let until = self.waiting.iter().map(|waiting| waiting.until).chain(reports).min();
+        let until =
+            self.waiting.iter().map(|waiting| waiting.until).chain(reports).chain(self.core.interrupt_due()).min();
         let ports = until.map(|until| until.saturating_duration_since(clock::now()));
         let look = self.watch.as_ref().map(UplinkWatch::wait);
         [ports, table, look].into_iter().flatten().min()
@@ -179,6 +180,7 @@ impl SwitchWorker {
             return;
         }
         let Some(open) = self.core.open_port(port) else { return };
+        open.bell.heard();
         let waiters = open.take_waiters();
         for (index, mailbox) in self.core.mailboxes().iter().enumerate() {
             if waiters & 1 << index != 0 && index != self.index {
@@ -220,6 +222,9 @@ impl SwitchWorker {
         }
         if !self.reports.is_empty() {
             self.report(clock::now());
+        }
+        if self.core.interrupt_due().is_some_and(|due| due <= clock::now()) {
+            self.core.send_interrupts();
         }
     }
 
@@ -296,11 +301,16 @@ impl SwitchWorker {
         match turn {
             // This includes ports with waiting packets: their commands and debt do not wait.
             _ if more => PortTurn::More,
-            PortTurn::Idle => match tx.polling.drained(open.take_heard(), clock::now()) {
-                After::Bell => PortTurn::Idle,
-                After::Again => PortTurn::More,
-                After::Wait(time) => PortTurn::Wait { time, blocked: false },
-            },
+            PortTurn::Idle => {
+                let after = tx.polling.drained(open.take_heard(), clock::now());
+                // The queues are drained once more after each change.
+                open.bell.silence(tx.polling.gathers());
+                match after {
+                    After::Bell => PortTurn::Idle,
+                    After::Again => PortTurn::More,
+                    After::Wait(time) => PortTurn::Wait { time, blocked: false },
+                }
+            }
             turn => turn,
         }
     }

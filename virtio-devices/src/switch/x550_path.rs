@@ -6,6 +6,7 @@
 //! changes its filters.
 
 mod host_end;
+mod messages;
 mod pool_rules;
 pub(crate) mod ports;
 
@@ -20,7 +21,7 @@ use x550::{Direction, Doorbell, Mac, Nic, Place, Pool};
 use super::flow_rules::FlowRules;
 use super::handle::Threads;
 use super::port::OpenPort;
-use super::port_nic::{GroupFilter, PortNic};
+use super::port_nic::{AddressFilter, PortNic};
 use super::receiver::ReceiveRing;
 use super::rings::x550::{X550Receive, X550Send};
 use super::sender::{PortTx, SendQueue};
@@ -57,6 +58,8 @@ struct FunctionPort {
     /// The rings that run. Locked while that changes.
     running: Mutex<Layout>,
     open: ArcSwapOption<OpenPort>,
+    /// The host could not run its rings: the next doorbell tries again.
+    has_failed: AtomicBool,
 }
 
 /// The data path: a port of the switch for each function, the PF first.
@@ -135,6 +138,7 @@ impl X550Path {
                 wanted: Mutex::default(),
                 running: Mutex::default(),
                 open: ArcSwapOption::empty(),
+                has_failed: AtomicBool::new(false),
             }
         });
         let [is_held, has_failed, is_connected] = [false, false, true].map(AtomicBool::new);
@@ -207,13 +211,13 @@ impl X550Path {
         self.ports.iter().for_each(|port| self.follow(port, nic));
     }
 
-    /// The filter of groups of a port.
-    fn groups_of(self: &Arc<Self>, number: usize, nic: &X550Handle) -> GroupFilter {
+    /// The exact filter of addresses of a port.
+    fn addresses_of(self: &Arc<Self>, number: usize, nic: &X550Handle) -> AddressFilter {
         let (path, nic) = (Arc::downgrade(self), nic.clone());
-        Box::new(move |group| {
+        Box::new(move |address| {
             let path = path.upgrade();
             let pool = path.as_ref().and_then(|path| path.ports.get(number)?.pool.load_full());
-            pool.is_none_or(|pool| pool_rules::wants_group(&nic.lock(), &pool, group))
+            pool.is_none_or(|pool| pool_rules::wants_address(&nic.lock(), &pool, address))
         })
     }
 
@@ -234,6 +238,27 @@ impl X550Path {
         }
     }
 
+    /// As [`Self::reconcile`]. If the host fails, the log has that once, and [`Self::retry`] tries again.
+    fn reconcile_or_note(self: &Arc<Self>, number: usize, nic: &X550Handle) {
+        let reconciled = self.reconcile(number, nic);
+        if let Some(port) = self.ports.get(number) {
+            port.has_failed.store(reconciled.is_err(), Ordering::Release);
+        }
+        if let Err(error) = reconciled
+            && !self.has_failed.swap(true, Ordering::Relaxed)
+        {
+            log::error!("{}: a function's queues cannot run: {error}; its next doorbell tries again", nic.id());
+        }
+    }
+
+    /// Tries again to open a port that the host could not open. It is closed, so nothing is waited for.
+    fn retry(self: &Arc<Self>, number: usize, nic: &X550Handle) {
+        let failed = self.ports.get(number).filter(|port| port.has_failed.swap(false, Ordering::AcqRel));
+        if failed.is_some_and(|port| port.open.load().is_none()) {
+            self.reconcile_or_note(number, nic);
+        }
+    }
+
     /// Closes a port whose rings have changed, and opens it with those that should run. Waits for frames in progress.
     fn reconcile(self: &Arc<Self>, number: usize, nic: &X550Handle) -> io::Result<()> {
         let Some(port) = self.ports.get(number) else { return Ok(()) };
@@ -247,13 +272,15 @@ impl X550Path {
         let core = self.threads.core();
         if let Some(open) = port.open.swap(None) {
             core.close(&open);
+            // Nothing waits while a function does not run.
+            nic.flush(Some(port.place));
         }
         *running = Layout::default();
         let Some(memory) = nic.memory(port.place).filter(|_| !wanted.is_empty()) else { return Ok(()) };
         let CarriedNic { state, policy, counters } = port.carried.clone();
         // The NIC notifies the PF's driver of the link.
-        let (tell_link, wants_group) = (Box::new(|| {}), Some(self.groups_of(number, nic)));
-        let nic_of_port = PortNic { memory, state, policy, counters, tell_link, wants_group };
+        let (tell_link, wants_address) = (Box::new(|| {}), Some(self.addresses_of(number, nic)));
+        let nic_of_port = PortNic { memory, state, policy, counters, tell_link, wants_address };
         // Drivers number the queues of their function, enabled or not.
         let first = pool_rules::first_queue(&nic.lock(), port.place);
         let receive = (first..QUEUES - wanted.receive.leading_zeros() as u16).map(|queue| {

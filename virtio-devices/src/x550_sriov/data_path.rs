@@ -40,7 +40,8 @@ pub trait DataPath: Send + Sync {
     /// Takes over the pools and the switch: addresses, VLANs, modes, rates or the number of VFs.
     fn pools_changed(&self, nic: &X550Handle);
 
-    /// Takes over the intervals of interrupts ([`x550::Nic::interval`]). By default they are not kept.
+    /// Calls [`X550Handle::send_deferred`] at [`X550Handle::due`], which may be earlier than before: an access has made
+    /// an interrupt wait. By default it waits for the next.
     fn moderation_changed(&self, _nic: &X550Handle) {}
 
     /// Serves a queue whose tail was written. The queue need not run.

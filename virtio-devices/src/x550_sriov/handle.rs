@@ -3,13 +3,15 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use x550::{Direction, Effects, Nic, Place};
 
 use super::vectors::Vectors;
 use crate::DmaSpace;
+use crate::os::clock;
 
 /// A function, as far as its data path and its interrupts need it.
 #[derive(Debug)]
@@ -29,7 +31,14 @@ struct Inner {
     parts: Box<[Part]>,
     /// The host holds the whole device.
     is_paused: AtomicBool,
+    /// The beginning of the NIC's time.
+    began: Instant,
+    /// [`Nic::due`], or [`NEVER`].
+    due: AtomicU64,
 }
+
+/// No interrupt waits.
+const NEVER: u64 = u64::MAX;
 
 /// The NIC of an [`X550Sriov`](super::X550Sriov), for the threads of its [`DataPath`](super::DataPath). Cloning it is
 /// cheap.
@@ -58,7 +67,8 @@ impl X550Handle {
             Ok(Part { vectors, memory: Mutex::new(memory.clone()), is_master, is_held })
         };
         let parts = vectors.map(part).collect::<io::Result<_>>()?;
-        Ok(Self(Arc::new(Inner { id, nic: Mutex::new(nic), parts, is_paused: AtomicBool::new(false) })))
+        let (is_paused, began, due) = (AtomicBool::new(false), clock::now(), AtomicU64::new(NEVER));
+        Ok(Self(Arc::new(Inner { id, nic: Mutex::new(nic), parts, is_paused, began, due })))
     }
 
     /// The id of the device.
@@ -77,7 +87,10 @@ impl X550Handle {
     /// The interrupts are sent with the lock held, so that none is left of a queue once its function was reset.
     pub fn change(&self, change: impl FnOnce(&mut Nic) -> Effects) -> Effects {
         let mut nic = self.0.nic.lock();
+        let time = clock::now().saturating_duration_since(self.0.began);
+        nic.set_time(u64::try_from(time.as_micros()).unwrap_or(NEVER));
         let effects = change(&mut nic);
+        self.0.due.store(nic.due().unwrap_or(NEVER), Ordering::Release);
         for (place, vectors) in &effects.vectors {
             if let Some(part) = self.part(*place) {
                 part.vectors.signal(*vectors);
@@ -86,10 +99,34 @@ impl X550Handle {
         effects
     }
 
-    /// Notifies the driver of queue `queue` of the NIC, 0 to 127, that descriptors were written back.
-    pub fn queue_event(&self, direction: Direction, queue: u16) {
+    /// Notifies the driver of queue `queue` of the NIC, 0 to 127, that descriptors were written back. Returns false if
+    /// the interrupt waits, or is not needed.
+    pub fn queue_event(&self, direction: Direction, queue: u16) -> bool {
         // An event of a queue has no other effects.
-        let _ = self.change(|nic| nic.queue_event(direction, queue));
+        !self.change(|nic| nic.queue_event(direction, queue)).vectors.is_empty()
+    }
+
+    /// Notifies the driver of transmit queue `queue` of the NIC, 0 to 127, that frames were sent. Returns false if the
+    /// interrupt waits, or is not needed.
+    pub fn frames_sent(&self, queue: u16, frames: u32, bytes: u64) -> bool {
+        !self.change(|nic| nic.frames_sent(queue, frames, bytes)).vectors.is_empty()
+    }
+
+    /// The time at which [`Self::send_deferred`] has something to do; `None` if no interrupt waits.
+    pub fn due(&self) -> Option<Instant> {
+        let due = self.0.due.load(Ordering::Acquire);
+        // The NIC's time is whole microseconds, which have passed.
+        (due != NEVER).then(|| self.0.began + Duration::from_micros(due))
+    }
+
+    /// Sends the interrupts whose time has come. Returns the functions.
+    pub fn send_deferred(&self) -> Vec<(Place, u64)> {
+        self.change(Nic::send_deferred).vectors
+    }
+
+    /// Sends the interrupts of a function that wait, or those of all functions.
+    pub fn flush(&self, place: Option<Place>) {
+        let _ = self.change(|nic| nic.flush(place));
     }
 
     /// Connects or disconnects the link, and notifies the PF's driver. All functions show the same link.

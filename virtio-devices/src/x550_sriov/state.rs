@@ -59,6 +59,8 @@ impl X550Sriov {
         if self.path.is_running() {
             return Err(StateError::Running);
         }
+        // The queues' are sent by now, and others may wait for an interval.
+        self.nic().flush(None);
         let vfs = (0..).zip(self.functions.vfs()).filter(|(_, vf)| !vf.is_power_on());
         let changed = vfs.map(|(index, vf)| VfState { index, function: vf.save(DeviceSpecific::PowerOn, None) });
         let changed = changed.collect();
@@ -86,13 +88,7 @@ impl X550Sriov {
 
     /// Number and addresses of the VFs, without their state.
     fn place(&self) -> Option<VfsState> {
-        let shape = self.sriov()?.shape();
-        Some(VfsState {
-            total_vfs: shape.total_vfs,
-            first_vf_offset: shape.first_vf_offset,
-            vf_stride: shape.vf_stride,
-            changed: Vec::new(),
-        })
+        self.sriov().map(VfsState::of)
     }
 
     /// Restores `state` in all functions, which stay paused; if it is refused, all are in their power-on state.
@@ -106,7 +102,7 @@ impl X550Sriov {
         let powered = self.functions.is_powered();
         self.functions.pf().settle_master(true);
         self.functions.vfs().iter().for_each(|vf| vf.settle_master(powered));
-        self.owed.add(x550::Effects { queues: true, pools: true, moderation: true, ..x550::Effects::NONE });
+        self.owed.add(x550::Effects { queues: true, pools: true, ..x550::Effects::NONE });
         // All functions are paused, so nothing starts, and nothing ran that could stop.
         let _ = self.settle(crate::Outcome::none());
         restored

@@ -60,7 +60,7 @@ fn vfs_in_use_continue_unchanged_after_a_restore() {
     assert_eq!(everything(&mut new), everything(&mut old));
     assert_eq!([7, 62, 8].map(|index| pending(&mut new, Place::Vf(index))), [4, 4, 0]);
     assert_eq!(path.running(), [], "paused");
-    assert_eq!(path.take_calls(), [Call::Pools, Call::Moderation, Call::Queues]);
+    assert_eq!(path.take_calls(), [Call::Pools, Call::Queues]);
     assert_eq!(save(&mut new), state, "and is saved as the same");
     new.resume();
     assert_eq!(path.running().len(), 128);

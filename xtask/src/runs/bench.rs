@@ -47,6 +47,10 @@ pub(crate) enum Backend {
     Containers,
     /// Two VFs on the switch of their PF; with --qemu, on an igb
     Switch,
+    /// Two VFs on the switch of an emulated X550; with --qemu, on an igb
+    X550,
+    /// As x550, with an MTU of 9000
+    X550Jumbo,
     /// Two VFs over taps in a bridge of the host, served by the VMM
     Bridge,
     /// Two VFs over taps in a bridge of the host, served by the host's kernel
@@ -81,6 +85,8 @@ impl Backend {
             Backend::Vdpa => "vdpa",
             Backend::Containers => "containers",
             Backend::Switch => "switch",
+            Backend::X550 => "x550",
+            Backend::X550Jumbo => "x550-jumbo",
             Backend::Bridge => "bridge",
             Backend::BridgeVhost => "bridge-vhost",
             Backend::Iommu => "iommu",
@@ -98,6 +104,8 @@ impl Backend {
     fn tests(self) -> &'static [&'static str] {
         match self {
             Backend::Switch
+            | Backend::X550
+            | Backend::X550Jumbo
             | Backend::Bridge
             | Backend::BridgeVhost
             | Backend::Vsock
@@ -115,15 +123,16 @@ impl Backend {
             // One for each network, or each mode of the IOMMU.
             Backend::Containers | Backend::Iommu | Backend::IommuVhost | Backend::IommuIntel => 4.0,
             // All tests.
-            Backend::Switch | Backend::Bridge | Backend::BridgeVhost => 4.0,
+            Backend::Switch | Backend::X550 | Backend::X550Jumbo | Backend::Bridge | Backend::BridgeVhost => 4.0,
             Backend::Vsock | Backend::VirtioFs => 3.0,
             _ => 1.0,
         }
     }
 
-    /// The kernel of its guests. Debian's cloud kernel has no driver for igb.
+    /// The kernel of its guests. Debian's cloud kernel has no driver for igb, and none for an X550.
     fn kernel(self, qemu: bool) -> &'static str {
-        if self == Backend::Vfio || qemu && self == Backend::Switch { GENERIC_KERNEL } else { KERNEL }
+        let is_generic = matches!(self, Backend::Vfio | Backend::X550 | Backend::X550Jumbo);
+        if is_generic || qemu && self == Backend::Switch { GENERIC_KERNEL } else { KERNEL }
     }
 
     /// The first-level machine. The QEMU that has an igb cannot count instructions here.
@@ -136,11 +145,8 @@ impl Backend {
 
     /// The initramfs of its guests.
     fn image(self) -> Image {
-        if self.has_iommu() || matches!(self, Backend::Vsock | Backend::VirtioFs) {
-            Image::GuestWithModules
-        } else {
-            Image::Guest
-        }
+        let has_modules = matches!(self, Backend::Vsock | Backend::VirtioFs | Backend::X550 | Backend::X550Jumbo);
+        if self.has_iommu() || has_modules { Image::GuestWithModules } else { Image::Guest }
     }
 
     fn has_iommu(self) -> bool {

@@ -1,5 +1,6 @@
 //! The functions of an X550 on a switch, with their driver's side in this process.
 
+mod moderation;
 mod uplink_policy;
 
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -188,6 +189,11 @@ impl Card {
         for _ in 0..4 {
             self.worker.step(Some(Duration::ZERO));
         }
+        // Frames of a stream are gathered for a while.
+        for _ in 0..4 {
+            let soon = self.worker.timeout(None).filter(|time| *time <= Duration::from_micros(100));
+            soon.into_iter().for_each(|time| self.worker.step(Some(time)));
+        }
     }
 
     /// The frames of a receive ring, with their status and tag. Provides the buffers again.
@@ -372,6 +378,24 @@ fn a_pool_receives_the_groups_whose_hash_is_set() {
     card.send(0, &frame(mac(0), [1, 0, 0x5e, 0, 0, 6], 64));
     assert_eq!([2, 4, 6].map(|queue| card.frames(queue).len()), [0, 0, 0]);
     assert_eq!(card.counter(Place::Vf(1), Counter::RxFiltered), 1);
+}
+
+#[test]
+fn a_pool_with_many_addresses_receives_only_theirs() {
+    let mut card = Card::new();
+    let more = |n: u32| [0x52, 0x55, 0, 0, 1, n as u8];
+    for n in 8..88 {
+        let [a, b, c, d, e, f] = more(n);
+        card.write(0xa200 + 8 * n, u32::from_le_bytes([a, b, c, d]));
+        card.write(0xa204 + 8 * n, u32::from_le_bytes([e, f, 0, 0x80]));
+        card.write(0xa600 + 8 * n, 1 << 1);
+        card.write(0xa604 + 8 * n, 0);
+    }
+    card.settle();
+    for (to, is_own) in [(mac(1), true), (more(8), true), (more(87), true), (more(88), false), (mac(77), false)] {
+        card.send(0, &frame(mac(0), to, 60));
+        assert_eq!((card.frames(2).len(), card.frames(4).len()), (usize::from(is_own), 0), "{to:x?}");
+    }
 }
 
 #[test]

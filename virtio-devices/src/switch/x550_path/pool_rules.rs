@@ -26,10 +26,10 @@ pub(super) fn mode(switching: &Switching) -> SwitchMode {
     if switching.pools > 1 && !switching.is_veb { SwitchMode::Vepa } else { SwitchMode::Veb }
 }
 
-/// The pool of a function: the PF has the default pool.
+/// The pool of a function.
 pub(super) fn pool_of(switching: &Switching, place: Place) -> u16 {
     match place {
-        Place::Pf => switching.default_pool.unwrap_or(0).into(),
+        Place::Pf => switching.pf_pool.into(),
         Place::Vf(index) => index,
     }
 }
@@ -39,13 +39,13 @@ pub(super) fn first_queue(nic: &Nic, place: Place) -> u16 {
     nic.pool(pool_of(&nic.switching(), place)).queues.start
 }
 
-/// True if a pool receives the frames of a group.
-pub(super) fn wants_group(nic: &Nic, pool: &Pool, group: [u8; 6]) -> bool {
-    match nic.destination(pool, Mac(group)) {
+/// True if a pool receives the frames to an address.
+pub(super) fn wants_address(nic: &Nic, pool: &Pool, address: [u8; 6]) -> bool {
+    match nic.destination(pool, Mac(address)) {
         Destination::Own | Destination::Broadcast => true,
         Destination::HashedGroup => pool.hashed_groups || pool.all_groups,
         Destination::OtherGroup => pool.all_groups,
-        Destination::HashedUnicast | Destination::OtherUnicast => false,
+        Destination::HashedUnicast | Destination::OtherUnicast => pool.all_unicast,
     }
 }
 
@@ -55,7 +55,7 @@ pub(super) fn rss(nic: &Nic, place: Place) -> Rss {
 }
 
 impl PoolRules {
-    /// The rules of a function: those of its pool. The PF has the default pool.
+    /// The rules of a function: those of its pool.
     pub(super) fn of(nic: &Nic, place: Place) -> Self {
         let switching = nic.switching();
         let index = pool_of(&switching, place);

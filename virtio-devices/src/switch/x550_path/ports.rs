@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 
 use x550::{Direction, Doorbell};
 
-use super::X550Path;
 use super::host_end::HostEnd;
+use super::messages::MessagesLater;
+use super::{X550Path, number_of};
 use crate::HostNic;
 use crate::device::worker::thread_name;
 use crate::net::NetCounters;
@@ -32,6 +33,8 @@ impl X550Ports {
 impl DataPath for X550Ports {
     fn begin(&self, nic: &X550Handle) {
         if self.0.nic.set(nic.clone()).is_ok() {
+            let deferred = MessagesLater::new(nic.clone(), self.0.counters());
+            self.0.threads.core().send_interrupts_of(Box::new(deferred));
             self.0.threads.look_at_uplink();
             nic.set_link(self.0.has_link());
         }
@@ -50,13 +53,7 @@ impl DataPath for X550Ports {
         let (path, nic) = (Arc::clone(path), nic.clone());
         let name = thread_name(path.threads.core().id(), "port", 0);
         vec![Thread::of_end(name, move || {
-            for number in changed {
-                if let Err(error) = path.reconcile(number, &nic)
-                    && !path.has_failed.swap(true, Ordering::Relaxed)
-                {
-                    log::error!("{}: a function's queues cannot run: {error}", nic.id());
-                }
-            }
+            changed.into_iter().for_each(|number| path.reconcile_or_note(number, &nic));
         })]
     }
 
@@ -64,13 +61,23 @@ impl DataPath for X550Ports {
         self.0.outdate();
     }
 
+    fn moderation_changed(&self, _: &X550Handle) {
+        self.0.threads.core().watch_interrupts();
+    }
+
     fn doorbell(&self, nic: &X550Handle, doorbell: Doorbell) {
         let place = nic.lock().owner(doorbell.queue).0;
         let Some(port) = self.0.port(place) else { return };
+        if port.has_failed.load(Ordering::Acquire) {
+            self.0.retry(number_of(place), nic);
+        }
         if port.wanted.lock().has(doorbell)
             && let Some(open) = &*port.open.load()
             // Buffers matter to a sender that waits for them: it has said so before it looked for them.
-            && (doorbell.direction == Direction::Transmit || open.waiters.load(Ordering::SeqCst) != 0)
+            && match doorbell.direction {
+                Direction::Transmit => open.bell.ring(),
+                Direction::Receive => open.waiters.load(Ordering::SeqCst) != 0,
+            }
         {
             // A full counter has woken the worker already.
             let _ = open.kick.write(1);

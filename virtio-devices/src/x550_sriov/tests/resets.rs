@@ -107,7 +107,7 @@ fn vfs_that_are_disabled_return_in_their_reset_state() {
     let _ = path.take_calls();
     let effects = disable(&mut device);
     assert!(effects.queues && effects.vfs.is_some());
-    assert_eq!(path.take_calls(), [Call::Pools, Call::Moderation, Call::Queues]);
+    assert_eq!(path.take_calls(), [Call::Pools, Call::Queues]);
     assert_eq!((path.running(), device.join()), (vec![], 4));
     assert_eq!(device.sriov_status().unwrap().disabled_by, ResetBy::Driver);
     let status = device.function_status(Some(VfIndex(62))).unwrap();

@@ -3,7 +3,7 @@
 //! The guest owns such a NIC: it sets the policies of the PF and of the VFs, which are ports of a switch. The host owns
 //! the uplink of that switch.
 
-use virtio_devices::{UplinkPolicy, X550Model};
+use virtio_devices::{UplinkPolicy, X550_VFS, X550Model};
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::id::vf_id;
 use vm_api::config::kinds::Ids;
@@ -22,9 +22,6 @@ use crate::config::net::{policy, uplink_rate};
 use crate::config::rate;
 use crate::config::subject::Subject;
 use crate::pci_layout::RootBus;
-
-/// The most VFs: the hardware has 64 pools, one of which is the PF's.
-pub(crate) const MOST_VFS: u16 = 63;
 
 /// An Intel X550 with its VFs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,9 +76,9 @@ impl X550Plan {
 pub(crate) fn check_vfs(nets: &[NetConfig], ids: &Ids) -> Result<(), ConfigError> {
     for ((index, net), id) in nets.iter().enumerate().zip(ids.of::<NetConfig>()) {
         let Some(model) = model(net) else { continue };
-        if net.sriov_vfs > MOST_VFS {
+        if net.sriov_vfs > X550_VFS {
             let subject = Subject::device("--net", net.id.as_deref(), index, nets.len());
-            let what = format!("an {model} has at most {MOST_VFS} VFs; reserve fewer");
+            let what = format!("an {model} has at most {X550_VFS} VFs; reserve fewer");
             return Err(ConfigError::new(subject.key("sriov_vfs", net.sriov_vfs), Problem::Limit(what)));
         }
         if let Some(vf) = net.vfs.first() {

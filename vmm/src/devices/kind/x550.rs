@@ -14,15 +14,17 @@ use crate::landlock::Rule;
 use crate::pci_host::device_watch::backend_observer;
 use crate::pci_host::failure_watch::FailureWatch;
 
-/// MSI-X vectors of the PF and of each VF, each with an eventfd.
-const VECTORS: u64 = 64;
-const VF_VECTORS: u64 = 3;
 /// Doorbell of the queues of a pool.
 const OF_POOL: u64 = 1;
 
+/// The settings of the device.
+fn spec(plan: &X550Plan) -> X550Spec {
+    X550Spec { id: plan.id.clone(), model: plan.model, mac: plan.mac.0, total_vfs: plan.total_vfs }
+}
+
 pub(super) fn open(x550: &X550Plan, site: &Site<'_>, opener: &mut BackendOpener<'_>) -> Result<Opened, DeviceError> {
     let Site { plan, placement, host } = *site;
-    let X550Plan { id, model, mac, total_vfs, switch, uplink_policy, link_up, follows_uplink, root: _ } = x550;
+    let X550Plan { id, model: _, mac, total_vfs, switch, uplink_policy, link_up, follows_uplink, root: _ } = x550;
     let failure_watch = FailureWatch::of_nic(id, &host.events);
     let opened = opener.empty_switch(id, switch, total_vfs + 1);
     let switch = opened.map_err(|error| DeviceError::Backend { option: site.option(), error })?;
@@ -34,8 +36,7 @@ pub(super) fn open(x550: &X550Plan, site: &Site<'_>, opener: &mut BackendOpener<
     // No worker runs before the first port is opened.
     drop(switch.set_ports((0..=*total_vfs).map(|port| (port, settings))));
     let ports = switch.x550(mac.0, *total_vfs);
-    let spec = X550Spec { id: id.clone(), model: *model, mac: mac.0, total_vfs: *total_vfs };
-    let device = X550Sriov::new(spec, placement, &host.memory, ports.clone());
+    let device = X550Sriov::new(spec(x550), placement, &host.memory, ports.clone());
     let mut device = device.map_err(|error| site.failed(ErrorKind::Host, error))?;
     device.attach_iommu(|rid| {
         let is_behind = rid != placement.rid || plan.iommu;
@@ -57,7 +58,7 @@ pub(super) fn files(plan: &X550Plan, option: &str) -> Vec<Rule> {
 
 /// The files of the switch's workers and uplink, and of all functions, enabled or not.
 pub(super) fn open_files(plan: &X550Plan) -> u64 {
-    switch_files(&plan.switch) + VECTORS + OF_POOL + u64::from(plan.total_vfs) * (VF_VECTORS + OF_POOL)
+    switch_files(&plan.switch) + spec(plan).open_files() + OF_POOL * (1 + u64::from(plan.total_vfs))
 }
 
 /// The switch's workers.

@@ -4,9 +4,9 @@
 //!
 //! Run by `cargo xtask bench` in a first-level machine whose clock counts instructions. Its figures do not depend on
 //! other machines or load. Everything shares one processor, so a better figure means fewer instructions. Arguments: the
-//! kind of backend, `containers`, `switch`, `bridge`, `bridge-vhost`, `iommu`, `iommu-vhost`, `iommu-intel`, `vsock`,
-//! `vhost-vsock`, `virtio-fs`, `snapshot`, `migration` or `vfio`; the seconds per test; the number of runs; and
-//! optionally the only test to run.
+//! kind of backend, `containers`, `switch`, `x550`, `x550-jumbo`, `bridge`, `bridge-vhost`, `iommu`, `iommu-vhost`,
+//! `iommu-intel`, `vsock`, `vhost-vsock`, `virtio-fs`, `snapshot`, `migration` or `vfio`; the seconds per test; the
+//! number of runs; and optionally the only test to run.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed measurement panics and says where")]
 
@@ -49,8 +49,8 @@ fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let [what, seconds, runs, only @ ..] = arguments.as_slice() else {
         panic!(
-            "usage: bench BACKEND|containers|switch|bridge|bridge-vhost|iommu|iommu-vhost|iommu-intel|vsock|\
-             vhost-vsock|virtio-fs|snapshot|migration|vfio SECONDS RUNS [TEST]"
+            "usage: bench BACKEND|containers|switch|x550|x550-jumbo|bridge|bridge-vhost|iommu|iommu-vhost|\
+             iommu-intel|vsock|vhost-vsock|virtio-fs|snapshot|migration|vfio SECONDS RUNS [TEST]"
         )
     };
     let only = only.first().map(String::as_str).filter(|only| *only != "all");

@@ -73,13 +73,9 @@ impl X550Receive {
         queue.enabled.then_some(room)
     }
 
-    /// Sends the interrupt for the frames since the last call. Returns true if there were any.
+    /// Sends the interrupt for the frames since the last call. Returns true if it was sent.
     pub(crate) fn signal(&self) -> bool {
-        let has_news = self.has_news.take();
-        if has_news {
-            self.registers.queue_event(Direction::Receive, self.queue);
-        }
-        has_news
+        self.has_news.take() && self.registers.queue_event(Direction::Receive, self.queue)
     }
 
     /// True if the driver has provided buffers.

@@ -263,8 +263,10 @@ impl SendRing for X550Tx<'_, '_> {
                 nic.count_vf(index, VfCounter::BytesSent, self.bytes);
             }
             drop(nic);
-            if !self.done.is_empty() || self.queue.head_write_back.is_some() {
-                self.registers.queue_event(Direction::Transmit, self.number);
+            let frames = u32::try_from(self.done_frames).unwrap_or(u32::MAX);
+            if (!self.done.is_empty() || self.queue.head_write_back.is_some())
+                && self.registers.frames_sent(self.number, frames, self.bytes)
+            {
                 tally.count(Counter::Interrupts);
             }
             written?;

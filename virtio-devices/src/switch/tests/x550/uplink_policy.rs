@@ -124,11 +124,13 @@ fn a_providers_vlan_carries_the_vlans_of_the_driver() {
 
 #[test]
 fn broadcasts_beyond_the_storm_limit_stay_in_the_nic() {
-    let _clock = crate::os::clock::testing::StoppedClock::new();
+    let clock = crate::os::clock::testing::StoppedClock::new();
     let mut card = card(UplinkPolicy { storm: NonZeroU32::new(3), ..UplinkPolicy::default() });
     for vf in [0, 1, 0, 1, 0] {
         card.send(2 * vf, &frame(mac(vf), TO_ALL, 60));
         card.send(2 * vf, &frame(mac(vf), WORLD, 60));
+        // Frames of a stream would be gathered.
+        clock.advance(Duration::from_micros(200));
     }
     let sent = card.sent();
     let to_all = sent.iter().filter(|frame| frame[0] == 0xff).count();

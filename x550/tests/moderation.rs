@@ -1,0 +1,193 @@
+//! Intervals of interrupts: messages that wait, and none that is lost.
+
+mod common;
+
+use common::{PF, nic, sent, write};
+use x550::{Direction, Nic, Place};
+
+const VF: Place = Place::Vf(1);
+/// VTEIMS of vector 0.
+const ENABLE: u64 = 0x108;
+/// A queue of [`VF`], and one of the PF.
+const QUEUES: (u16, u16) = (4, 127);
+
+/// A NIC whose VF 1 has its queue at vector 0 and whose PF has queue 127 at vector 40, with intervals of 50 µs.
+/// Vectors clear and mask themselves, and are enabled.
+fn ready() -> Nic {
+    let mut nic = nic();
+    for (place, offset, value) in [
+        (PF, 0x898, 1 << 30),
+        (PF, 0x900 + 4 * 63, 0xa8a8_0000),
+        (PF, 0xad4, u32::MAX),
+        (PF, 0xaa4, u32::MAX),
+        (PF, 0x12300 + 4 * 16, 200),
+        (VF, 0x110, 7),
+        (VF, 0x114, 7),
+        (VF, 0x120, 0x8080),
+        (VF, ENABLE, 7),
+        (VF, 0x820, 200),
+    ] {
+        write(&mut nic, place, offset, value);
+    }
+    assert_eq!((nic.owner(QUEUES.0), nic.owner(QUEUES.1)), ((VF, 0), (PF, 127)));
+    nic.set_time(1000);
+    nic
+}
+
+fn received(nic: &mut Nic, queue: u16) -> Vec<(Place, u64)> {
+    nic.queue_event(Direction::Receive, queue).vectors
+}
+
+/// The messages that are sent at the time `now` without an access.
+fn sent_at(nic: &mut Nic, now: u64) -> Vec<(Place, u64)> {
+    nic.set_time(now);
+    nic.send_deferred().vectors
+}
+
+/// X30: EITR.
+#[test]
+fn an_event_within_the_interval_is_sent_at_its_end() {
+    for (place, queue, enable, bit, message) in
+        [(VF, QUEUES.0, ENABLE, 1, (VF, 1)), (PF, QUEUES.1, 0xaa4, 1 << 8, (PF, 1 << 40))]
+    {
+        let mut nic = ready();
+        assert_eq!((received(&mut nic, queue), nic.due()), (vec![message], None));
+        assert_eq!(sent(&mut nic, place, enable, bit), [], "no cause");
+        nic.set_time(1020);
+        assert_eq!((received(&mut nic, queue), received(&mut nic, queue), nic.due()), (vec![], vec![], Some(1050)));
+        assert_eq!((sent_at(&mut nic, 1049), sent_at(&mut nic, 1050)), (vec![], vec![message]));
+        assert_eq!((nic.due(), sent_at(&mut nic, 2000)), (None, vec![]), "once");
+        assert_eq!((sent(&mut nic, place, enable, bit), received(&mut nic, queue)), (vec![], vec![message]));
+    }
+}
+
+#[test]
+fn a_vector_that_is_masked_at_the_end_waits_for_its_enable() {
+    let mut nic = ready();
+    let first = received(&mut nic, QUEUES.0);
+    assert_eq!((first, received(&mut nic, QUEUES.0), nic.due()), (vec![(VF, 1)], vec![], Some(1050)));
+    assert_eq!((sent_at(&mut nic, 1050), nic.due()), (vec![], None), "it masked itself");
+    assert_eq!(sent(&mut nic, VF, ENABLE, 1), [(VF, 1)]);
+    // The message of the enable has begun an interval.
+    assert_eq!((received(&mut nic, QUEUES.0), nic.due()), (vec![], Some(1100)));
+    assert_eq!(sent(&mut nic, VF, ENABLE, 1), [], "an enable within the interval");
+    write(&mut nic, VF, 0x10c, 1);
+    assert_eq!(sent_at(&mut nic, 1100), [], "disabled by VTEIMC");
+    assert_eq!(sent(&mut nic, VF, ENABLE, 1), [(VF, 1)]);
+}
+
+#[test]
+fn a_cause_that_was_cleared_sends_nothing_at_the_end() {
+    let mut nic = ready();
+    received(&mut nic, QUEUES.0);
+    write(&mut nic, VF, ENABLE, 1);
+    received(&mut nic, QUEUES.0);
+    write(&mut nic, VF, 0x100, 1);
+    assert_eq!((sent_at(&mut nic, 1050), received(&mut nic, QUEUES.0)), (vec![], vec![(VF, 1)]));
+}
+
+#[test]
+fn an_enable_that_must_wait_says_so_once() {
+    let mut nic = ready();
+    received(&mut nic, QUEUES.0);
+    // Software's cause is not moderated, but its vector is disabled: nothing waits yet.
+    assert_eq!((sent(&mut nic, VF, 0x104, 1), nic.due()), (vec![], None));
+    let mut enable = || nic.write(VF, ENABLE, &1_u32.to_le_bytes()).moderation;
+    assert_eq!((enable(), enable()), (true, false));
+    assert_eq!((nic.due(), sent_at(&mut nic, 1050)), (Some(1050), vec![(VF, 1)]));
+}
+
+#[test]
+fn causes_of_software_and_the_mailbox_do_not_wait() {
+    let mut nic = ready();
+    received(&mut nic, QUEUES.0);
+    write(&mut nic, VF, ENABLE, 1);
+    assert_eq!(sent(&mut nic, VF, 0x104, 1), [(VF, 1)]);
+    write(&mut nic, VF, 0x140, 0x80);
+    write(&mut nic, VF, ENABLE, 1);
+    assert_eq!(sent(&mut nic, PF, 0x4b04, 1), [(VF, 1)]);
+}
+
+#[test]
+fn without_an_interval_nothing_waits_and_a_new_one_ends_it() {
+    let mut nic = ready();
+    received(&mut nic, QUEUES.0);
+    write(&mut nic, VF, ENABLE, 1);
+    assert_eq!(received(&mut nic, QUEUES.0), []);
+    assert_eq!(sent(&mut nic, VF, 0x820, 400), [], "a longer one is for the next message");
+    assert_eq!((nic.due(), sent(&mut nic, VF, 0x820, 0)), (Some(1050), vec![(VF, 1)]));
+    write(&mut nic, VF, ENABLE, 1);
+    assert_eq!((received(&mut nic, QUEUES.0), nic.due()), (vec![(VF, 1)], None));
+    write(&mut nic, VF, ENABLE, 1);
+    assert_eq!(nic.frames_sent(QUEUES.0, 1, 60).vectors, [(VF, 1)]);
+}
+
+#[test]
+fn frames_that_were_sent_are_reported_with_the_next_message() {
+    let mut nic = ready();
+    write(&mut nic, PF, 0x6000 + 0x40 * 4 + 8, 512);
+    assert_eq!((nic.frames_sent(QUEUES.0, 1, 60).vectors, nic.due()), (vec![], Some(1250)));
+    assert_eq!((received(&mut nic, QUEUES.0), nic.due()), (vec![(VF, 1)], None));
+    write(&mut nic, VF, ENABLE, 1);
+    nic.set_time(2000);
+    assert_eq!((nic.frames_sent(QUEUES.0, 1, 60).vectors, sent_at(&mut nic, 2249)), (vec![], vec![]));
+    assert_eq!(sent_at(&mut nic, 2250), [(VF, 1)], "by itself");
+    write(&mut nic, VF, ENABLE, 1);
+    nic.set_time(3000);
+    // A quarter of the ring, or many bytes.
+    assert_eq!(
+        (nic.frames_sent(QUEUES.0, 7, 60).vectors, nic.frames_sent(QUEUES.0, 1, 60).vectors),
+        (vec![], vec![(VF, 1)])
+    );
+    write(&mut nic, VF, ENABLE, 1);
+    nic.set_time(4000);
+    assert_eq!(nic.frames_sent(QUEUES.0, 2, 129 << 10).vectors, [(VF, 1)]);
+    assert_eq!(nic.frames_sent(128, 2, 129 << 10).vectors, []);
+    let _ = nic.frames_sent(0, 1, 1);
+    assert_eq!(nic.due(), None, "a queue without a vector");
+}
+
+#[test]
+fn what_waits_is_sent_at_once_before_a_save() {
+    let mut nic = ready();
+    for queue in [QUEUES.0, QUEUES.1] {
+        received(&mut nic, queue);
+    }
+    write(&mut nic, VF, ENABLE, 1);
+    write(&mut nic, PF, 0xaa4, 1 << 8);
+    for queue in [QUEUES.0, QUEUES.1] {
+        assert_eq!(received(&mut nic, queue), []);
+    }
+    assert_eq!(nic.flush(Some(VF)).vectors, [(VF, 1)]);
+    assert_eq!((nic.flush(None).vectors, nic.due()), (vec![(PF, 1 << 40)], None));
+    let _ = nic.frames_sent(QUEUES.0, 1, 60);
+    write(&mut nic, VF, ENABLE, 1);
+    assert_eq!(nic.flush(None).vectors, [(VF, 1)]);
+    let state = nic.save();
+    nic.restore(&state).unwrap();
+    write(&mut nic, VF, ENABLE, 1);
+    assert_eq!(received(&mut nic, QUEUES.0), [(VF, 1)], "no interval runs");
+}
+
+#[test]
+fn resets_end_intervals_without_a_message() {
+    let waits = || {
+        let mut nic = ready();
+        for queue in [QUEUES.0, QUEUES.1] {
+            received(&mut nic, queue);
+            received(&mut nic, queue);
+        }
+        nic
+    };
+    let mut nic = waits();
+    let _ = nic.reset_vf(1);
+    assert_eq!(sent_at(&mut nic, 5000), []);
+    let mut nic = waits();
+    write(&mut nic, PF, 0, 1 << 26);
+    write(&mut nic, PF, 0x898, 1 << 30);
+    write(&mut nic, VF, ENABLE, 1);
+    assert_eq!((sent_at(&mut nic, 5000), nic.due()), (vec![(VF, 1)], None), "the VF's interrupts stay");
+    let mut nic = waits();
+    let _ = nic.reset();
+    assert_eq!((nic.due(), sent_at(&mut nic, 5000)), (None, vec![]));
+}
