@@ -102,7 +102,7 @@ impl Attached {
         result.interfaces.push(interface);
         result.ips.extend(ipam.ips.iter().map(|ip| Ip { interface: Some(index), ..ip.clone() }));
         result.routes.extend(ipam.routes.iter().cloned());
-        result.dns = ipam.dns.clone().filter(|dns| has_keys(dns)).or(result.dns);
+        result.dns = ipam.dns.clone().filter(has_keys).or(result.dns);
         result
     }
 

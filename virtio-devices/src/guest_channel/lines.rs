@@ -28,7 +28,7 @@ pub(super) enum Piece {
 impl Splitter {
     /// The splitter with this beginning of a line, or in the rest of a long line; `None` if it cannot be so.
     pub(super) fn of(half: Vec<u8>, skips: bool) -> Option<Self> {
-        let can_be = half.len() < MAX_LINE && !half.contains(&b'\n') && !(skips && !half.is_empty());
+        let can_be = half.len() < MAX_LINE && !half.contains(&b'\n') && (half.is_empty() || !skips);
         can_be.then_some(Self { half, skips })
     }
 

@@ -23,7 +23,7 @@ fn start(nic: &mut X550, addresses: &[&str]) -> GuestTestpmd {
 fn ping_and_end(nic: &mut X550, mut testpmd: GuestTestpmd, ports: usize) {
     let pings = ANY.map(|address| {
         let pings = Command::new("ping").args(["-c", "6", "-i", "0.2", "-W", "20", address]).output();
-        String::from_utf8_lossy(&pings.unwrap().stdout).into_owned()
+        pings.map_or_else(|error| error.to_string(), |pings| String::from_utf8_lossy(&pings.stdout).into_owned())
     });
     testpmd.command(&mut nic.guest, "stop");
     let log = testpmd.end(&mut nic.guest);
