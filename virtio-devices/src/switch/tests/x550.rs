@@ -273,7 +273,9 @@ fn a_nic_in_loopback_receives_what_it_sends_alone() {
     let mut card = Card::new();
     // Without virtualization, the NIC is one port, whose queues begin with 0. HLREG0.LPBK; broadcasts, all groups.
     (0..VFS + 1).for_each(|pool| card.write(0x6028 + 0x80 * u32::from(pool), 0));
-    [(0x11050, 0), (0x51b0, 0), (0x5080, 1 << 8 | 1 << 10), (0x4240, 1 << 15)].map(|(at, value)| card.write(at, value));
+    for (at, value) in [(0x11050, 0), (0x51b0, 0), (0x5080, 1 << 8 | 1 << 10), (0x4240, 1 << 15)] {
+        card.write(at, value);
+    }
     card.write(0x6028, 1 << 25);
     card.settle();
     // Of the driver's own test: all stations, from all stations.
