@@ -127,7 +127,7 @@ impl Instance {
 
     /// Decides again on the settings of the guest that `concerns` returns true for, and ends those that the host no
     /// longer allows.
-    pub(in crate::control) fn decide_again(&mut self, concerns: impl Fn(&str, &GuestSettings) -> bool) {
+    pub(crate) fn decide_again(&mut self, concerns: impl Fn(&str, &GuestSettings) -> bool) {
         let all = self.guest_vfs.vfs.iter();
         let keys: Vec<_> =
             all.filter(|((pf, _), known)| concerns(pf, &known.settings)).map(|(key, _)| key.clone()).collect();

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use vm_api::channel::{Command, Hello, Refusal, RefusalCode, Request};
 
 use super::*;
-use crate::control::{guest_vfs, info};
+use crate::control::guest_vfs;
+use crate::control::info;
 use crate::devices::Plugged;
 
 const RIGHTS: &str = r#"["vlan:100-199","mac","max_tx_rate:1000","link","spoofchk"]"#;
