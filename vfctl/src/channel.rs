@@ -39,7 +39,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// Those of [`Channel::open`].
+    /// Fails as [`Channel::open`] does.
     pub fn open_in(roots: &Roots, limit: Duration) -> Result<Self, Error> {
         let until = Instant::now() + limit;
         let node = port::find(roots, CONTROL_PORT)?;

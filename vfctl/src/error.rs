@@ -18,7 +18,10 @@ pub enum Error {
         port: &'static str,
     },
     /// The guest has the port, and its device node is missing, as in a container.
-    #[error("{}: the node of the channel is missing; run this where /dev is the guest's own, not in a container", .0.display())]
+    #[error(
+        "{}: the node of the channel is missing; run this where /dev is the guest's own, not in a container",
+        .0.display()
+    )]
     NoNode(PathBuf),
     /// Another program has the port, or its lock, until the time limit.
     #[error("{}: another program uses the channel; try again", .0.display())]

@@ -30,7 +30,7 @@ impl Events {
     ///
     /// # Errors
     ///
-    /// Those of [`Events::open`].
+    /// Fails as [`Events::open`] does.
     pub fn open_in(roots: &Roots, limit: Duration) -> Result<Self, Error> {
         let node = port::find(roots, EVENTS_PORT)?;
         Ok(Self { port: Port::open(node, Instant::now() + limit)?, lines: Lines::new(MAX_REPLY) })

@@ -11,7 +11,7 @@ const NAMES: &str = "vlan, vlan_qos, vlan_proto, mac, max_tx_rate, link and spoo
 ///
 /// # Errors
 ///
-/// One line with the setting, what is wrong, and what to do.
+/// Fails with a line that has the setting, what is wrong, and what to do.
 pub(crate) fn parse(vf: &str, settings: &[String]) -> Result<Set, String> {
     let mut set = Set { vf: vf.to_owned(), ..Set::default() };
     for setting in settings {

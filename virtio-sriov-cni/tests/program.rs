@@ -1,4 +1,5 @@
-//! The program itself: standard input and output, environment, exit code. Its commands are in `tests/fixtures/tests/cni`.
+//! The program itself: standard input and output, environment, exit code. Its commands are tested in
+//! `tests/fixtures/tests/cni`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use assert_cmd::Command;

@@ -25,7 +25,7 @@ pub const MAX_REPLY: usize = 16 * 1024;
 /// VFs in the answer to one [`Command::List`].
 pub const LISTED_VFS: u16 = 16;
 
-/// One request of the guest: a number that its reply repeats, and one command.
+/// A request of the guest: a number that its reply repeats, and one command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
@@ -55,7 +55,7 @@ pub enum Command {
     Hello(Hello),
     /// Several VFs of a PF: [`Listed`].
     List(List),
-    /// One VF: [`VfState`].
+    /// State of a VF: [`VfState`].
     Get(Named),
     /// Settings of one VF, all or none: its [`VfState`] after the change.
     Set(Set),
@@ -91,7 +91,7 @@ impl Request {
     }
 }
 
-/// What the guest's program speaks.
+/// Version that the guest's program speaks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hello {
@@ -166,7 +166,7 @@ pub struct Reply {
 pub struct Refusal {
     /// Kind of the error, for programs.
     pub code: RefusalCode,
-    /// One line for people: the key, the value, what is wrong, what to do.
+    /// Line for people: the key, the value, what is wrong, what to do.
     pub message: String,
 }
 
@@ -237,7 +237,7 @@ pub struct VfState {
     pub link: LinkPolicy,
     /// True if packets from other MAC addresses are dropped.
     pub spoofchk: bool,
-    /// True if the driver is told that the link is up.
+    /// True if the link is up for the driver.
     pub link_up: bool,
     /// Keys that the guest has set: `["mac", "vlan"]`.
     pub set: Vec<String>,
@@ -251,7 +251,7 @@ pub struct VfState {
 pub struct Notice {
     /// PCI address of the VF.
     pub vf: String,
-    /// Who changed it: `host` or `guest`.
+    /// Side that changed it: `host` or `guest`.
     pub by: String,
     /// The differences, as in the VMM's event `vf-policy`: `vlan 0 -> 100`.
     pub changed: String,

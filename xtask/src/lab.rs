@@ -78,8 +78,8 @@ const FIRST_LEVEL: &[&str] = &["kvm-amd", "tun", "9pnet_virtio", "9p", "vhost_ne
 const IGB: &[&str] = &["igb", "igbvf", "virtio_pci", "virtio_net"];
 
 /// Modules that guests with a generic kernel load only for a test that needs them: those of an X550 and its VFs, of
-/// rules for frames that it may carry out, of functions that programs drive, and of the channel by which a guest governs
-/// its VFs.
+/// rules for frames that it may carry out, of functions that programs drive, and of the channel by which a guest
+/// governs its VFs.
 macro_rules! generic_extra {
     ($($more:expr),*) => {
         &[

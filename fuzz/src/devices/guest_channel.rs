@@ -1,6 +1,7 @@
 //! The queues of a guest's channel, over rings and chains in guest memory that a driver wrote arbitrarily.
 //!
-//! One ring serves as each of the six queues in turn, so that control messages and bytes of any kind come in any order.
+//! A single ring serves as each of the six queues in turn, so that control messages and bytes of any kind come in any
+//! order.
 //! After each step, the channel must be in a state that can be restored: within all limits, with nothing left of a port
 //! that is closed.
 

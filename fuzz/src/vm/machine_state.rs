@@ -55,6 +55,7 @@ fn state() -> MachineState {
     let leaf = |leaf, subleaf| CpuidLeaf { leaf, subleaf, flags: 1, registers: [7, 1 << 5, 3, 1 << 4] };
     MachineState {
         told: Vec::new(),
+        guest_vfs: Vec::new(),
         version: MACHINE_STATE_VERSION,
         layout: LayoutState {
             address_bits: 46,

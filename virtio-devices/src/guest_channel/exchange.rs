@@ -63,7 +63,7 @@ pub(super) struct Fed {
     pub bytes: usize,
     /// Lines that the host can take now.
     pub lines: u64,
-    /// Those of them that were too long.
+    /// Number of lines among them that were too long.
     pub too_long: u64,
     /// Reason why the others were left.
     pub blocked: Option<Blocked>,

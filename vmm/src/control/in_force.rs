@@ -1,4 +1,4 @@
-//! Putting settings of a VF into force, whoever has decided on them: a client of the host or the guest.
+//! Putting settings of a VF into force, whether a client of the host or the guest has given them.
 
 use pci::VfIndex;
 use virtio_devices::{HostNic, HostSettings, PortSettings, Replaced, Status};

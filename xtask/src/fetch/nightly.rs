@@ -1,4 +1,5 @@
-//! Parts of Rust that `rustup` installs: the nightly toolchain, which fuzzing and Miri need, its components, and targets.
+//! Parts of Rust that `rustup` installs: the nightly toolchain, which fuzzing and Miri need, its components, and
+//! targets.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

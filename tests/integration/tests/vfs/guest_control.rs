@@ -8,7 +8,7 @@ use integration::{Api, Guest, GuestSpec, Kernel, Output, Pf, Tenant, guest_tools
 use rstest::rstest;
 use serde_json::{Value, json};
 
-/// What the host allows.
+/// Limits of the host.
 const ALLOWED: [&str; 5] = ["vlan:100-199", "mac", "max_tx_rate:1000", "link", "spoofchk"];
 /// Time that the program may take. A program starts slowly under emulation.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -75,7 +75,7 @@ fn assert_table(guest: &mut Guest) {
     }
 }
 
-/// What the host does not allow is refused with its sentence, and changes nothing.
+/// A value beyond the limits is refused with the host's sentence, and changes nothing.
 fn assert_refused(guest: &mut Guest, api: &Api) {
     for (setting, line) in [
         ("vlan=300", "vfctl: eth0/2: vlan=300: the host allows 100-199"),

@@ -182,7 +182,7 @@ fn the_operators_daemon_makes_and_configures_vfs() {
     node.write("/etc/sriov-operator/sriov-interface-config.yaml", &wanted.to_string());
     node.write("/usr/share/misc/pci.ids", "8086  Intel Corporation");
     // The daemon waits for udev, which this guest does not have. It edits the kernel's arguments by grubby or ostree,
-    // and goes on without either.
+    // and continues without either.
     node.write("/usr/bin/udevadm", "#!/bin/sh");
     node.write("/bindata/scripts/kargs.sh", "exit 127");
     let guest = &mut node.0.guest;

@@ -20,7 +20,7 @@ pub(super) struct MessagesLater {
 }
 
 impl MessagesLater {
-    /// Those of `nic`, with the counters of all functions, the PF's first.
+    /// Messages of `nic`, with the counters of all functions, the PF's first.
     pub(super) fn new(nic: X550Handle, counters: Vec<Arc<NetCounters>>) -> Self {
         Self { nic, counters }
     }

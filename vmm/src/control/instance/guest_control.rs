@@ -1,7 +1,7 @@
 //! Requests of the guest about its VFs.
 //!
-//! What it may set is decided by [`guest_control::decide`]; here are the functions that it names, and what it reads of
-//! them.
+//! [`guest_control::decide`] decides on settings; this file finds the functions that the guest names, and has what it
+//! reads of them.
 
 use std::collections::BTreeMap;
 
@@ -185,7 +185,7 @@ impl Instance {
         set_vf::settle(replaced, pf, (*index).into()).map_err(|failure| refused(found, &failure))
     }
 
-    /// What the guest reads of a VF, with `counters` if it asks for them.
+    /// State of a VF as the guest reads it, with `counters` if it asks for them.
     fn vf_state(&self, found: &Found, counters: bool) -> Result<VfState, Refusal> {
         let Found { pf, index, address, .. } = found;
         let plugged = self.vm.as_ref().and_then(|vm| vm.devices().find(pf)).ok_or_else(|| gone(found))?;

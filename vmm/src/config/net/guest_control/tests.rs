@@ -82,13 +82,13 @@ fn each_key_is_decided_by_its_limits_and_the_hosts_settings() {
                 ),
                 (
                     r#""mac":"01:00:5e:00:00:01""#,
-                    "Invalid mac=01:00:5e:00:00:01: not the address of a NIC; give one with an even first byte, such as \
-                     52:54:00:12:34:56",
+                    "Invalid mac=01:00:5e:00:00:01: not the address of a NIC; give one with an even first byte, such \
+                     as 52:54:00:12:34:56",
                 ),
                 (
                     r#""mac":"00:00:00:00:00:00""#,
-                    "Invalid mac=00:00:00:00:00:00: not the address of a NIC; give one with an even first byte, such as \
-                     52:54:00:12:34:56",
+                    "Invalid mac=00:00:00:00:00:00: not the address of a NIC; give one with an even first byte, such \
+                     as 52:54:00:12:34:56",
                 ),
             ],
             vec![("mac=52:54:00:00:00:08", "the host has set mac=52:54:00:00:00:08")],
@@ -231,7 +231,7 @@ fn settings() -> impl Strategy<Value = GuestSettings> {
 }
 
 proptest! {
-    /// Whatever is in a saved state or a request: the host's ceilings hold, and what remains is allowed.
+    /// For any saved state or request, the host's ceilings hold, and all that remains is allowed.
     #[test]
     fn no_settings_loosen_what_the_host_has_set(
         wanted in settings(),
