@@ -172,7 +172,7 @@ fn the_device_plugin_offers_vfs_by_the_name_of_their_pf() {
 #[ignore = "a longer test: programs that take minutes to build"]
 fn the_operators_daemon_makes_and_configures_vfs() {
     let mut node = Node::boot(Kernel::Generic, &[&cni_programs(), &node_programs()]);
-    node.write("/etc/sriov-operator/sriov-supported-nics-ids.yaml", "- 8086 1563 1565");
+    node.write("/etc/sriov-operator/sriov-supported-nics-ids.yaml", "8086 1563 1565");
     let wanted = json!({
         "platformtype": 0, "unsupportednics": false, "spec": {"interfaces": [{
             "pciaddress": "0000:00:01.0", "name": "eth0", "numvfs": 4, "mtu": 1500,
