@@ -86,8 +86,9 @@ pub(crate) fn release(run: &Run<'_>, record: &Record) -> Result<()> {
         Some(original) => take_back(run, record, &vf, original),
         None => Ok(()),
     };
-    let of_host = ungovern(run, &record.vf);
-    if let (Ok(()), Some(original)) = (&of_host, &record.link) {
+    // A container that keeps the interface keeps its VLAN and rate.
+    let of_host = if of_link.is_ok() { ungovern(run, &record.vf) } else { Ok(()) };
+    if let (Ok(()), Ok(()), Some(original)) = (&of_link, &of_host, &record.link) {
         // The host's address comes back with its settings.
         restore(run, &vf, original);
     }

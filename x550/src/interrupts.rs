@@ -98,10 +98,12 @@ impl Interrupts {
         }
     }
 
-    /// Clears the causes that EICR shows.
-    pub(crate) fn after_read(&mut self, offset: u32) {
+    /// Clears the causes that EICR shows; only those from bit 16 on if `keeps_queues` (GPIE.OCD).
+    pub(crate) fn after_read(&mut self, offset: u32, keeps_queues: bool) {
         if offset == spec::EICR {
-            self.vectors.cause &= !LOW;
+            if !keeps_queues {
+                self.vectors.cause &= !LOW;
+            }
             self.other = 0;
         }
     }

@@ -249,7 +249,7 @@ impl Nic {
         match (place, offset) {
             (Place::Pf, spec::SWSM) => self.semaphore |= spec::SWSM_SMBI,
             (Place::Pf, _) => {
-                self.interrupts.after_read(offset);
+                self.interrupts.after_read(offset, self.registers.get(spec::GPIE) & spec::GPIE_OCD != 0);
                 self.registers.after_read(offset);
             }
             (Place::Vf(index), _) => {

@@ -50,6 +50,8 @@ pub const EIMC: u32 = 0x888;
 pub const EIAM: u32 = 0x890;
 /// General Purpose Interrupt Enable.
 pub const GPIE: u32 = 0x898;
+/// Other Clear Disable, in GPIE: a read of EICR clears no cause of a queue.
+pub const GPIE_OCD: u32 = 1 << 5;
 /// Extended Interrupt Auto Mask Enable, in GPIE.
 pub const GPIE_EIAME: u32 = 1 << 30;
 /// Interrupt Vector Allocation, a register of two queues.

@@ -96,6 +96,8 @@ impl Exchange {
         self.in_hand = 0;
         let driver = &mut self.driver;
         driver.open[0] = open;
+        // The worker drops the rest of a chain, but not that of a ring that is broken.
+        driver.taken = 0;
         driver.splitter = Splitter::default();
         driver.lines.clear();
         driver.replies.clear();

@@ -35,24 +35,45 @@ pub(crate) struct Enforced {
     /// The limit of frames to groups.
     pub storm: Limit,
     limits: RateLimits,
+    /// The part of the transmit limit that `limits` has.
+    of_limits: Limit,
+    /// The part of it that is the policy's rate.
+    of_rate: Limit,
 }
 
 impl Enforced {
-    /// Creates a policy with full buckets, except those of `before` whose limits are the same.
+    /// Creates a policy. Buckets are full, except those of `before` whose limits are the same, and that of a rate in the
+    /// place of another: a guest that changes its rate gains nothing by it.
     fn new(policy: Policy, limits: RateLimits, before: Option<&Self>) -> Self {
         let same = before.filter(|before| before.limits == limits);
         let receive = same.map_or_else(|| Limit::new(&[limits]), |before| before.receive.clone());
-        let same = same.filter(|before| before.policy.max_tx_rate == policy.max_tx_rate);
-        let rate = policy.max_tx_rate.map(of_rate);
-        let both: Vec<_> = [limits].into_iter().chain(rate).collect();
-        let transmit = same.map_or_else(|| Limit::new(&both), |before| before.transmit.clone());
+        let of_limits = same.map_or_else(|| Limit::new(&[limits]), |before| before.of_limits.clone());
+        let before_rate = before.and_then(|before| Some((before.policy.max_tx_rate?, &before.of_rate)));
+        let of_rate = match (policy.max_tx_rate, before_rate) {
+            (Some(rate), Some((same, before))) if same == rate => before.clone(),
+            (Some(rate), Some((_, before))) => Limit::of_rate_after(rate, before),
+            (rate, _) => Limit::new(&rate.map(of_rate).into_iter().collect::<Vec<_>>()),
+        };
+        let transmit = of_limits.and(&of_rate);
         let same = before.filter(|before| before.policy.storm == policy.storm);
         let storm: Vec<_> = policy.storm.map(of_frames).into_iter().collect();
         let storm = same.map_or_else(|| Limit::new(&storm), |before| before.storm.clone());
         let (checks_sent, checks_received) = (policy.checks_sent(), policy.checks_received());
         let may_hide = checks_received || !policy.trusted;
         let number = before.map_or(0, |before| before.number.wrapping_add(1));
-        Self { checks_sent, checks_received, may_hide, number, receive, transmit, storm, policy, limits }
+        Self {
+            checks_sent,
+            checks_received,
+            may_hide,
+            number,
+            receive,
+            transmit,
+            storm,
+            policy,
+            limits,
+            of_limits,
+            of_rate,
+        }
     }
 }
 

@@ -330,7 +330,11 @@ impl SwitchCore {
     /// Makes a port's link follow the uplink's, or stay up while that is down.
     pub(crate) fn set_follows_uplink(&self, port: PortIndex, follows_uplink: bool) {
         if let Some(slot) = self.slots.get(usize::from(port)) {
-            slot.settings.store(Some(Arc::new(PortSettings { follows_uplink, ..self.settings(port) })));
+            // The control thread may store others in between.
+            slot.settings.rcu(|now| {
+                let now = now.as_deref().copied().unwrap_or_default();
+                Some(Arc::new(PortSettings { follows_uplink, ..now }))
+            });
             self.follow_uplink(port);
         }
     }

@@ -135,7 +135,7 @@ pub(crate) fn backend_of(plugged: &Plugged, index: u16) -> BackendKind {
 /// Gives the devices of `vm` the settings that the guest had made when it was saved, so that their saved states fit.
 /// The instance decides on them afterwards.
 pub(crate) fn prepare(vm: &Vm, planned: &PlannedVm, saved: &[GuestVfState]) {
-    for GuestVfState { id, vf, settings } in saved {
+    for GuestVfState { id, vf, settings } in saved.iter().filter(|saved| saved.settings.are_possible()) {
         let net = planned.config().net.iter().find(|net| net.id.as_deref() == Some(id));
         let found = net.zip(vm.devices().find(id)).zip(set_vf::plan_of(planned, id, *vf));
         let Some(((net, plugged), plan)) = found else { continue };

@@ -1,6 +1,7 @@
 //! Checks and settings of `vm.set-vf`.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 use virtio_devices::{BackendKind, HostNic, MacError, Replaced};
@@ -15,6 +16,9 @@ use crate::config::{
 };
 use crate::error_kind::ErrorKind;
 use vm_api::config::net::guest_control::GuestSettings;
+
+/// Longest wait for workers after a change of the guest.
+const GUEST_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Returns the policy of VF `vf` of the NIC `id`, or of the NIC itself. `link` overrides its link, and `guest` has the
 /// settings that the guest has made.
@@ -113,6 +117,12 @@ pub(super) fn set_mac(
 /// Fails if a worker still uses them after 5 s.
 pub(super) fn settle(replaced: Replaced, pf: &str, index: VfRange) -> Result<(), Failure> {
     replaced.wait().map_err(|error| Failure::new(ErrorKind::Host, format!("pf={pf},index={index}: {error}")))
+}
+
+/// As [`settle`], for a change of the guest, which must not keep the control thread from others: at most 100 ms.
+pub(super) fn settle_of_guest(replaced: Replaced, pf: &str, index: VfRange) -> Result<(), Failure> {
+    let settled = replaced.wait_for(GUEST_PATIENCE);
+    settled.map_err(|error| Failure::new(ErrorKind::Host, format!("pf={pf},index={index}: {error}")))
 }
 
 #[cfg(test)]

@@ -84,7 +84,11 @@ impl Replaced {
     }
 
     /// As [`Self::wait`], at most for `patience`.
-    pub(crate) fn wait_for(mut self, patience: Duration) -> Result<(), NotYetReplaced> {
+    ///
+    /// # Errors
+    ///
+    /// [`NotYetReplaced`] if one of them takes longer.
+    pub fn wait_for(mut self, patience: Duration) -> Result<(), NotYetReplaced> {
         let began = Instant::now();
         loop {
             self.0.retain(|(snapshot, _)| snapshot.strong_count() > 0);

@@ -24,6 +24,25 @@ impl Limit {
         Self(limits.iter().filter_map(|limits| RateLimitGroup::new(*limits)).collect())
     }
 
+    /// The limit of `mbits` Mbit/s in the place of `before`. Its bucket is empty, and the time to wait before another
+    /// frame may pass stays.
+    pub(crate) fn of_rate_after(mbits: NonZeroU32, before: &Self) -> Self {
+        let rate = of_rate(mbits);
+        let limit = Self::new(&[rate]);
+        if let Some(RateLimit { size, refill, .. }) = rate.bandwidth {
+            let owed = before.limited_for().unwrap_or_default().as_nanos();
+            let owed = u128::from(size).saturating_mul(owed) / refill.as_nanos().max(1);
+            let bytes = u64::try_from(owed).unwrap_or(u64::MAX).saturating_add(size);
+            limit.0.iter().for_each(|group| group.take_bytes(bytes));
+        }
+        limit
+    }
+
+    /// Both limits together.
+    pub(crate) fn and(&self, other: &Self) -> Self {
+        Self([self, other].into_iter().flat_map(|limit| limit.0.clone()).collect())
+    }
+
     /// The time to wait before another frame may pass; `None` if it may now.
     pub(crate) fn limited_for(&self) -> Option<Duration> {
         self.0.iter().filter_map(RateLimitGroup::limited_for).max()
@@ -110,6 +129,18 @@ mod tests {
                 assert!(last.abs_diff(expected) * 50 <= expected, "{mbits} {frame}: {last}");
             }
         }
+    }
+
+    #[test]
+    fn a_changed_rate_begins_empty_and_keeps_the_debt() {
+        let rate = |mbits| NonZeroU32::new(mbits).unwrap();
+        let before = Limit::new(&[of_rate(rate(1))]);
+        assert!(!Limit::of_rate_after(rate(2), &before).is_full(), "the debt of none");
+        before.take(1_000_000, 1);
+        let most = before.limited_for().unwrap();
+        let faster = Limit::of_rate_after(rate(1_000), &before).limited_for().unwrap();
+        let least = before.limited_for().unwrap();
+        assert!(least <= faster + Duration::from_millis(1) && faster <= most, "{least:?} {faster:?} {most:?}");
     }
 
     #[test]

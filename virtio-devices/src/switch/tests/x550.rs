@@ -190,9 +190,10 @@ impl Card {
             self.worker.step(Some(Duration::ZERO));
         }
         // Frames of a stream are gathered for a while.
-        for _ in 0..4 {
+        for _ in 0..64 {
             let soon = self.worker.timeout(None).filter(|time| *time <= Duration::from_micros(100));
-            soon.into_iter().for_each(|time| self.worker.step(Some(time)));
+            let Some(time) = soon else { return };
+            self.worker.step(Some(time));
         }
     }
 

@@ -224,6 +224,13 @@ pub struct GuestSettings {
 }
 
 impl GuestSettings {
+    /// True if a guest can have made these settings: each value is in its range.
+    pub fn are_possible(&self) -> bool {
+        self.vlan.is_none_or(|vlan| VLANS.contains(&vlan))
+            && self.vlan_qos.is_none_or(|qos| qos < 8)
+            && self.mac.is_none_or(|mac| !mac.is_multicast() && !mac.is_zero())
+    }
+
     /// The keys that are set.
     pub fn keys(&self) -> Vec<&'static str> {
         let Self { vlan, vlan_qos, vlan_proto, mac, max_tx_rate, link, spoofchk } = self;

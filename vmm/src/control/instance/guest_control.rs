@@ -45,7 +45,8 @@ impl Instance {
     /// # Errors
     ///
     /// Fails without a change if the host does not allow it, or it cannot be enforced. Fails after the change, with
-    /// [`RefusalCode::Failed`], if a worker still handles packets from before it after 5 s.
+    /// [`RefusalCode::Failed`], if a worker still handles packets from before it after
+    /// 100 ms.
     pub(crate) fn guest_request(&mut self, command: Command) -> Result<Value, Refusal> {
         self.end_stale_guest_settings();
         match command {
@@ -182,7 +183,7 @@ impl Instance {
         if changed != "nothing" {
             self.report_guest_change(pf, *index, &changed);
         }
-        set_vf::settle(replaced, pf, (*index).into()).map_err(|failure| refused(found, &failure))
+        set_vf::settle_of_guest(replaced, pf, (*index).into()).map_err(|failure| refused(found, &failure))
     }
 
     /// State of a VF as the guest reads it, with `counters` if it asks for them.

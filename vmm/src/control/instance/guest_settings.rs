@@ -36,6 +36,8 @@ pub(super) struct Governed {
     pub remaining: GuestSettings,
     /// Keys of those that ended.
     pub ended: Vec<&'static str>,
+    /// The VF's number of resets that the settings are for, if it is known: a VF that was disabled since has none.
+    pub resets: Option<u64>,
 }
 
 impl Instance {
@@ -114,15 +116,17 @@ impl Instance {
         let net = self.config().net.iter().find(|net| net.id.as_deref() == Some(pf))?;
         let config = guest_control::effective(&config_of(net, index), link, settings);
         let before = nic_of(now, &config, settings);
+        let resets = self.guest_vfs.vfs.get(&(pf.clone(), index)).map(|known| known.resets);
         let Some(side) = HostSide::of(planned, (pf, index), link, backend_of(plugged, index)) else {
             let nic = set_vf::plan_of(planned, pf, index)?.clone();
-            return Some(Governed { before, nic, link, remaining: GuestSettings::default(), ended: settings.keys() });
+            let ended = settings.keys();
+            return Some(Governed { before, nic, link, remaining: GuestSettings::default(), ended, resets });
         };
         let is_taken = |mac| self.is_taken(planned, mac, (pf, index));
         let (remaining, config, ended) = guest_control::decide_again(side.allowed, side.host(), settings, is_taken);
         let nic = nic_of(side.plan, &config, &remaining);
         let link = config.policy.link.unwrap_or_default();
-        Some(Governed { before, nic, link, remaining, ended })
+        Some(Governed { before, nic, link, remaining, ended, resets })
     }
 
     /// Decides again on the settings of the guest that `concerns` returns true for, and ends those that the host no
@@ -246,12 +250,12 @@ fn put_governed(
     vf: (&str, u16),
     (host, link): (&NicPlan, LinkPolicy),
 ) -> Result<Replaced, Failure> {
-    let Governed { before, nic, link: effective, remaining, .. } = governed;
+    let Governed { before, nic, link: effective, remaining, resets, .. } = governed;
     let mac = if before.spec.mac == nic.spec.mac { NewMac::Stays } else { NewMac::OfGuest(nic.spec.mac) };
     let host = (!remaining.is_empty()).then(|| host_settings(host, link));
     let (policy, port) = (Some(nic), Some(nic));
     put_in_force(
         plugged,
-        &InForce { vf, policy, port, mac, link: Some(*effective), port_link: *effective, host, resets: None },
+        &InForce { vf, policy, port, mac, link: Some(*effective), port_link: *effective, host, resets: *resets },
     )
 }

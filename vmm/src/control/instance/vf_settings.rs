@@ -242,12 +242,12 @@ impl VfPlans<'_> {
         let SetVf { pf, mac, policy, .. } = self.change;
         let planned = self.planned.and_then(|planned| set_vf::plan_of(planned, pf, index));
         let now = set_vf::plan_of(self.now, pf, index);
-        let Some(governed) = self.governed.get(&index) else {
+        let of_host = || {
             let mac = match mac.and(now.zip(planned)) {
                 Some(plans) => NewMac::OfHost(self.change, plans),
                 None => NewMac::Stays,
             };
-            return put_in_force(
+            put_in_force(
                 plugged,
                 &InForce {
                     vf: (pf, index),
@@ -259,16 +259,17 @@ impl VfPlans<'_> {
                     host: None,
                     resets: None,
                 },
-            );
+            )
         };
-        let Governed { before, nic, link: effective, remaining, .. } = governed;
+        let Some(governed) = self.governed.get(&index) else { return of_host() };
+        let Governed { before, nic, link: effective, remaining, resets, .. } = governed;
         let mac = match mac {
             Some(_) if planned.is_some() => NewMac::OfHost(self.change, (before, nic)),
             _ if before.spec.mac != nic.spec.mac => NewMac::OfGuest(nic.spec.mac),
             _ => NewMac::Stays,
         };
         let host = self.of(index).filter(|_| !remaining.is_empty()).map(|plan| host_settings(plan, link));
-        put_in_force(
+        let with_guest = put_in_force(
             plugged,
             &InForce {
                 vf: (pf, index),
@@ -278,8 +279,14 @@ impl VfPlans<'_> {
                 link: Some(*effective),
                 port_link: *effective,
                 host,
-                resets: None,
+                resets: *resets,
             },
-        )
+        );
+        // The guest has disabled the VF since, which ended its settings.
+        if with_guest.as_ref().is_err_and(|failure| failure.kind == ErrorKind::NotFound) {
+            of_host()
+        } else {
+            with_guest
+        }
     }
 }
