@@ -203,7 +203,8 @@ impl<'r, 'm> RxRun<'r, 'm> {
             DeliveryReason::Sender => policy.egress(&frame.head)?,
             DeliveryReason::Mirror => frame.head.unchanged(),
         };
-        if reason == DeliveryReason::Sender {
+        // A rule of the PF's driver moves frames also to functions that do not have their address.
+        if reason == DeliveryReason::Sender && frame.queue.is_none() {
             let mut head = [0; FILTER_HEAD];
             let known = new.bytes().len().min(FILTER_HEAD);
             head[..known].copy_from_slice(&new.bytes()[..known]);

@@ -22,7 +22,6 @@ fn arrive(nic: &mut X550, port: u16) -> u64 {
 }
 
 #[test]
-#[ignore = "a longer test that has not run to its end yet: drops pass, moves to a VF and tc are open"]
 fn an_x550_carries_out_rules_of_ethtool_and_tc() {
     let mut nic = X550::boot(Kernel::Generic, 2);
     let tenants = nic.tenants(2);

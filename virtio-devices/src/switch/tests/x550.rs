@@ -412,23 +412,39 @@ fn a_spoofed_address_is_dropped_and_counted() {
     assert_eq!(card.frames(2).len(), 1);
 }
 
+impl Card {
+    /// Adds a rule for TCP from 10.0.0.1 to 10.0.0.2 with an action, the bits of FDIRCMD.
+    fn add_rule(&mut self, action: u32) {
+        // Perfect filters by the addresses and the protocol.
+        let masks = [(0xee70, 0x37), (0xee40, 0), (0xee3c, 0), (0xee44, u32::MAX), (0xee48, u32::MAX)];
+        let rule = [(0xee18, 0x0100_000a), (0xee1c, 0x0200_000a), (0xee20, 0), (0xee24, 0), (0xee28, 1 << 16 | 1)];
+        self.write(0xee00, 1 | 1 << 4 | 127 << 8 | 6 << 16 | 10 << 24 | 4 << 28);
+        masks.into_iter().chain(rule).for_each(|(offset, value)| self.write(offset, value));
+        self.write(0xee2c, 1 | 1 << 3 | 2 << 5 | 1 << 11 | 1 << 15 | action);
+        self.settle();
+    }
+}
+
 /// X23: flow director.
 #[test]
 fn a_frame_that_a_rule_drops_is_counted() {
     let mut card = Card::new();
-    // Perfect filters by the addresses and the protocol; a rule for TCP from 10.0.0.1 to 10.0.0.2, and its action.
-    let masks = [(0xee70, 0x37), (0xee40, 0), (0xee3c, 0), (0xee44, u32::MAX), (0xee48, u32::MAX)];
-    let rule = [(0xee18, 0x0100_000a), (0xee1c, 0x0200_000a), (0xee20, 0), (0xee24, 0), (0xee28, 1 << 16 | 1)];
-    card.write(0xee00, 1 | 1 << 4 | 127 << 8 | 6 << 16 | 10 << 24 | 4 << 28);
-    masks.into_iter().chain(rule).for_each(|(offset, value)| card.write(offset, value));
-    card.write(0xee2c, 1 | 1 << 3 | 2 << 5 | 1 << 9 | 1 << 11 | 1 << 15 | 127 << 16);
-    card.settle();
+    card.add_rule(1 << 9 | 127 << 16);
     let matching = uncut(100);
     let mut other = matching.clone();
     other[33] = 3;
     card.send(0, &matching);
     card.send(0, &other);
     assert_eq!((card.frames(2), card.counter(Place::Vf(0), Counter::FlowDropped)), (vec![other], 1));
+}
+
+/// X23: flow director.
+#[test]
+fn a_rule_moves_a_frame_to_a_vf_that_has_not_its_address() {
+    let mut card = Card::new();
+    card.add_rule(4 << 16);
+    card.send(0, &uncut(100));
+    assert_eq!((card.frames(2).len(), card.frames(4)), (0, vec![uncut(100)]));
 }
 
 #[test]
