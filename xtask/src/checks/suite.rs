@@ -50,7 +50,7 @@ const GENERIC_TESTS: &str = "generic";
 /// Prefix of the files of tests with an emulated X550, whose guests run Debian's generic kernels as well.
 const X550_TESTS: &str = "x550";
 /// The test files whose guests run CNI plugins, which are built from modules of Go.
-const CNI_TESTS: [&str; 2] = ["x550_cni", "x550_node"];
+const CNI_TESTS: [&str; 3] = ["x550_cni", "x550_node", "guest_control_cni"];
 /// The file of the tests whose guests also run the programs of a Kubernetes node, all of them longer tests.
 const NODE_TESTS: &str = "x550_node";
 /// Prefix of the files of tests whose guests govern their VFs, by programs that are built for them.

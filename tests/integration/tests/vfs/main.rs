@@ -2,6 +2,7 @@
 
 mod drivers;
 mod guest_control;
+mod guest_control_cni;
 mod interfaces;
 mod lspci;
 mod namespaces;
