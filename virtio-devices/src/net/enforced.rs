@@ -42,8 +42,8 @@ pub(crate) struct Enforced {
 }
 
 impl Enforced {
-    /// Creates a policy. Buckets are full, except those of `before` whose limits are the same, and that of a rate in the
-    /// place of another: a guest that changes its rate gains nothing by it.
+    /// Creates a policy. Buckets are full, except those of `before` whose limits are the same, and that of a rate in
+    /// the place of another: a guest that changes its rate gains nothing by it.
     fn new(policy: Policy, limits: RateLimits, before: Option<&Self>) -> Self {
         let same = before.filter(|before| before.limits == limits);
         let receive = same.map_or_else(|| Limit::new(&[limits]), |before| before.receive.clone());
