@@ -212,6 +212,8 @@ fn competing(weights: [u8; 2], to: [u8; 6]) -> [usize; 2] {
 
 /// The same, with copies of the frames of the first for the port `mirror`.
 fn mirrored_competing(weights: [u8; 2], to: [u8; 6], mirror: Option<u16>) -> [usize; 2] {
+    // A turn ends by time as well.
+    let _clock = StoppedClock::new();
     let (mut lan, mut worker) = Lan::stepped(4);
     lan.nics.iter_mut().for_each(|nic| nic.provide(200, 2048));
     for (port, weight) in [1, 2].into_iter().zip(weights) {
