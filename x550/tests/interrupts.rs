@@ -70,6 +70,15 @@ fn a_read_of_the_cause_clears_it_and_a_write_clears_its_bits() {
     assert_eq!(read(&mut nic, PF, EICR), 0);
 }
 
+/// X9: causes and masks.
+#[test]
+fn with_ocd_a_read_of_the_cause_keeps_those_of_queues() {
+    let mut nic = Nic::new(MAC);
+    write(&mut nic, PF, 0x898, 1 << 5);
+    write(&mut nic, PF, EICS, LSC | 5);
+    assert_eq!([LSC | 5, 5], [0; 2].map(|_| read(&mut nic, PF, EICR)));
+}
+
 /// X11: IVAR.
 #[test]
 fn other_causes_have_the_vector_of_ivar_misc() {

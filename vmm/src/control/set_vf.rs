@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use virtio_devices::{BackendKind, HostNic, MacError, Replaced};
+use virtio_devices::{BackendKind, HostNic, MacError, NotYetReplaced, Replaced};
 
 use crate::api::info::PolicyInfo;
 use crate::api::{Failure, SetVf};
@@ -116,13 +116,16 @@ pub(super) fn set_mac(
 ///
 /// Fails if a worker still uses them after 5 s.
 pub(super) fn settle(replaced: Replaced, pf: &str, index: VfRange) -> Result<(), Failure> {
-    replaced.wait().map_err(|error| Failure::new(ErrorKind::Host, format!("pf={pf},index={index}: {error}")))
+    replaced.wait().map_err(|error| unsettled(&error, pf, index))
 }
 
 /// As [`settle`], for a change of the guest, which must not keep the control thread from others: at most 100 ms.
 pub(super) fn settle_of_guest(replaced: Replaced, pf: &str, index: VfRange) -> Result<(), Failure> {
-    let settled = replaced.wait_for(GUEST_PATIENCE);
-    settled.map_err(|error| Failure::new(ErrorKind::Host, format!("pf={pf},index={index}: {error}")))
+    replaced.wait_for(GUEST_PATIENCE).map_err(|error| unsettled(&error, pf, index))
+}
+
+fn unsettled(error: &NotYetReplaced, pf: &str, index: VfRange) -> Failure {
+    Failure::new(ErrorKind::Host, format!("pf={pf},index={index}: {error}"))
 }
 
 #[cfg(test)]

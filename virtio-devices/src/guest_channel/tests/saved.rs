@@ -76,6 +76,17 @@ fn a_chain_that_waits_continues_where_it_was_left() {
 }
 
 #[test]
+fn a_close_ends_a_half_read_chain_of_a_broken_ring() {
+    let mut guest = Guest::opened(None);
+    guest.write(&b"line\n".repeat(20));
+    eventually("a full channel", || guest.count(ChannelCounter::Full) > 0);
+    guest.break_ring(REQUESTS);
+    guest.tell(0, PORT_OPEN, 0);
+    guest.stop();
+    channel(None).0.restore(&guest.device.save(), PORTED).unwrap();
+}
+
+#[test]
 fn a_message_that_was_read_in_part_continues() {
     let mut old = Guest::opened(None);
     old.tell(1, PORT_OPEN, 1);
