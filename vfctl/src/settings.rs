@@ -3,6 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use vm_api::channel::Set;
+use vm_api::config::net::policy::{MAX_QOS, MAX_VLAN};
 
 /// Names of the settings, for errors.
 const NAMES: &str = "vlan, vlan_qos, vlan_proto, mac, max_tx_rate, link and spoofchk";
@@ -25,8 +26,12 @@ fn add(set: &mut Set, setting: &str) -> Result<(), String> {
     let wrong = |what: &str| format!("{setting}: {what}");
     let once = |is_given| if is_given { Err(wrong(&format!("{key} is given twice; give it once"))) } else { Ok(()) };
     match key {
-        "vlan" => once(set.vlan.replace(number(value, 4094).ok_or(wrong("not a number from 0 to 4094"))?).is_some()),
-        "vlan_qos" => once(set.vlan_qos.replace(number(value, 7).ok_or(wrong("not a number from 0 to 7"))?).is_some()),
+        "vlan" => {
+            once(set.vlan.replace(number(value, MAX_VLAN).ok_or(wrong("not a number from 0 to 4094"))?).is_some())
+        }
+        "vlan_qos" => once(
+            set.vlan_qos.replace(number(value, MAX_QOS.into()).ok_or(wrong("not a number from 0 to 7"))?).is_some(),
+        ),
         "vlan_proto" => once(set.vlan_proto.replace(word(value).ok_or(wrong("not 802.1q or 802.1ad"))?).is_some()),
         "mac" => once(set.mac.replace(word(value).ok_or(wrong("not an address such as 52:54:00:00:01:aa"))?).is_some()),
         "max_tx_rate" => {

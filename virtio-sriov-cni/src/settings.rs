@@ -3,14 +3,11 @@
 use vfctl::function::full_address;
 use vm_api::channel::{Set, VfState};
 use vm_api::config::mac::MacAddress;
-use vm_api::config::net::policy::{LinkPolicy, VlanProto};
+use vm_api::config::net::policy::{LinkPolicy, MAX_QOS, MAX_VLAN, VlanProto};
 
 use crate::config::Keys;
 use crate::error::{Code, Error, Result};
 use crate::parameters::Environment;
-
-/// Highest VLAN (`IEEE 802.1Q-2018 §9.6`; 4095 is reserved).
-const HIGHEST_VLAN: u32 = 4094;
 
 /// A VF and what it will be set to. What is `None` is left to the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,8 +128,8 @@ fn device(keys: &Keys) -> Result<String> {
 }
 
 fn vlan(keys: &Keys) -> Result<Option<(u16, u8, VlanProto)>> {
-    let vlan = keys.number("vlan", HIGHEST_VLAN)?.and_then(|vlan| u16::try_from(vlan).ok()).unwrap_or_default();
-    let qos = keys.number("vlanQoS", 7)?.and_then(|qos| u8::try_from(qos).ok()).unwrap_or_default();
+    let vlan = keys.number("vlan", MAX_VLAN.into())?.and_then(|vlan| u16::try_from(vlan).ok()).unwrap_or_default();
+    let qos = keys.number("vlanQoS", MAX_QOS.into())?.and_then(|qos| u8::try_from(qos).ok()).unwrap_or_default();
     let proto = match keys.text("vlanProto")?.map(str::to_ascii_lowercase).as_deref() {
         None | Some("802.1q") => VlanProto::Customer,
         Some("802.1ad") => VlanProto::Service,
@@ -144,10 +141,10 @@ fn vlan(keys: &Keys) -> Result<Option<(u16, u8, VlanProto)>> {
         return Ok(Some((vlan, qos, proto)));
     }
     if qos > 0 {
-        return Err(Error::new(Code::Config, format!("vlanQoS={qos}: give a vlan from 1 to {HIGHEST_VLAN}, too")));
+        return Err(Error::new(Code::Config, format!("vlanQoS={qos}: give a vlan from 1 to {MAX_VLAN}, too")));
     }
     if proto == VlanProto::Service {
-        return Err(Error::new(Code::Config, format!("vlanProto=802.1ad: give a vlan from 1 to {HIGHEST_VLAN}, too")));
+        return Err(Error::new(Code::Config, format!("vlanProto=802.1ad: give a vlan from 1 to {MAX_VLAN}, too")));
     }
     Ok(None)
 }

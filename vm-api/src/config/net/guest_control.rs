@@ -9,12 +9,12 @@ use serde_json::json;
 
 use crate::config::grammar::list;
 use crate::config::mac::MacAddress;
-use crate::config::net::policy::{LinkPolicy, VlanProto};
+use crate::config::net::policy::{LinkPolicy, MAX_QOS, MAX_VLAN, VlanProto};
 use crate::config::value::{Value, digits};
 use crate::schema::{Component, Components, Definition, Schema};
 
 /// All VLANs that a port can have.
-const VLANS: RangeInclusive<u16> = 1..=4094;
+const VLANS: RangeInclusive<u16> = 1..=MAX_VLAN;
 /// The most elements of the list, so that a reply has room for it.
 const MOST: usize = 32;
 /// Reason for the refusal of an element.
@@ -227,7 +227,7 @@ impl GuestSettings {
     /// True if a guest can have made these settings: each value is in its range.
     pub fn are_possible(&self) -> bool {
         self.vlan.is_none_or(|vlan| VLANS.contains(&vlan))
-            && self.vlan_qos.is_none_or(|qos| qos < 8)
+            && self.vlan_qos.is_none_or(|qos| qos <= MAX_QOS)
             && self.mac.is_none_or(|mac| !mac.is_multicast() && !mac.is_zero())
     }
 

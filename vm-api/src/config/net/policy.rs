@@ -16,6 +16,11 @@ use crate::config::option::Fields as _;
 use crate::config::value::{Form, Value, digits};
 use crate::schema::{Component, Components, Definition, Schema};
 
+/// Highest VLAN (`IEEE 802.1Q-2018 §9.6`; 4095 is reserved).
+pub const MAX_VLAN: u16 = 4094;
+/// Highest priority of a VLAN's tag.
+pub const MAX_QOS: u8 = 7;
+
 /// Policy of a NIC, PF or VF: keys of `--net`, `--net-vf` and `vm.set-vf`.
 #[derive(Debug, Clone, PartialEq, Eq, Options, Schema)]
 #[options(part, changes)]

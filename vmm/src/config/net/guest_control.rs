@@ -11,9 +11,9 @@ use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::{MacAddress, MacChoice};
 use vm_api::config::net::NetConfig;
 use vm_api::config::net::guest_control::{GuestControl, GuestSettings};
-use vm_api::config::net::policy::{LinkPolicy, PolicyConfig, VlanProto};
+use vm_api::config::net::policy::{LinkPolicy, MAX_QOS, PolicyConfig, VlanProto};
 
-use crate::config::net::policy::{self, Carrier, MAX_QOS};
+use crate::config::net::policy::{self, Carrier};
 use crate::config::net::{uplink_rate, x550};
 use crate::config::subject::Subject;
 

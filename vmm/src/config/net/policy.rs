@@ -9,16 +9,13 @@ use virtio_devices::{
 use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::MacAddress;
 use vm_api::config::net::backend::BackendConfig;
-use vm_api::config::net::policy::{LinkPolicy, PolicyConfig, VlanProto};
+use vm_api::config::net::policy::{LinkPolicy, MAX_QOS, PolicyConfig, VlanProto};
 use vm_api::config::net::vhost::Vhost;
 use vm_api::config::net::{NetConfig, SwitchPort};
 use vm_api::info::PolicyInfo;
 
 use crate::config::net::switch;
 use crate::config::subject::Subject;
-
-/// The highest priority of a tag.
-pub(crate) const MAX_QOS: u8 = 7;
 
 /// The policy of the function that `config` describes, which was checked. `given` is its configured address.
 pub(crate) fn policy_of(config: &NetConfig, given: Option<MacAddress>) -> Policy {
