@@ -6,8 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use x550::Place;
-
+use super::number_of;
 use crate::net::{Counter, NetCounters};
 use crate::switch::switch_core::Deferred;
 use crate::x550_sriov::X550Handle;
@@ -33,11 +32,7 @@ impl Deferred for MessagesLater {
 
     fn send(&self) {
         for (place, vectors) in self.nic.send_deferred() {
-            let number = match place {
-                Place::Pf => 0,
-                Place::Vf(index) => usize::from(index) + 1,
-            };
-            if let Some(counters) = self.counters.get(number) {
+            if let Some(counters) = self.counters.get(number_of(place)) {
                 counters.add(Counter::Interrupts, vectors.count_ones().into());
             }
         }
