@@ -147,8 +147,13 @@ impl Backends {
 
     /// As [`Backends::spec`], with the PF over `tap`.
     pub fn spec_over(&self, tap: &str, kernel: Kernel) -> GuestSpec {
+        self.spec_with(&format!("tap={tap}"), kernel)
+    }
+
+    /// As [`Backends::spec`], with the tap and further keys of the PF in `keys`.
+    pub fn spec_with(&self, keys: &str, kernel: Kernel) -> GuestSpec {
         let vfs = self.kinds.len();
-        let spec = GuestSpec::new(kernel).net(&format!("id=pf0,tap={tap},mac=52:54:00:00:00:01,sriov_vfs={vfs}"));
+        let spec = GuestSpec::new(kernel).net(&format!("id=pf0,mac=52:54:00:00:00:01,sriov_vfs={vfs},{keys}"));
         (0..vfs).fold(spec, |spec, index| spec.net_vf(&self.vf(index)))
     }
 

@@ -4,7 +4,10 @@
 
 use std::time::Duration;
 
-use integration::{Api, Guest, GuestSpec, Kernel, Output, Pf, Tenant, guest_tools, reachability, vf_mac};
+use integration::{
+    Api, Backend, Backends, Guest, GuestSpec, Kernel, Output, Pf, Plan, Subnet, Tenant, VmmCommand, guest_tools,
+    reachability, vf_mac,
+};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -16,13 +19,26 @@ const LIMIT: Duration = Duration::from_secs(60);
 const ALL: [&str; 4] = [".+++", "+.++", "++.+", "+++."];
 const BY_VLAN: [&str; 4] = [".+--", "+.--", "--.+", "--+."];
 
-/// A guest whose four VFs are ports of a switch, with the programs for guests on a disk.
+/// The key with the host's limits.
+fn limits() -> String {
+    format!("guest_control=[{}]", ALLOWED.join(","))
+}
+
+/// `spec` with the programs for guests on a disk, and with modules.
+fn with_programs(spec: GuestSpec) -> GuestSpec {
+    spec.with_modules().disk(&format!("path={},readonly=on,pci_device_id=9", guest_tools().display()))
+}
+
+/// A guest whose four VFs are ports of a switch with the keys `more`.
+fn on_a_switch(kernel: Kernel, more: &str) -> GuestSpec {
+    let net = format!("id=pf0,switch=veb{more},mac=52:54:00:00:00:01,sriov_vfs=4");
+    let spec = with_programs(GuestSpec::new(kernel)).net(&format!("{net},{}", limits()));
+    (0..4).fold(spec, |spec, index| spec.net_vf(&format!("pf=pf0,index={index},mac={}", vf_mac(index))))
+}
+
+/// Boots a guest of [`on_a_switch`] without an uplink.
 fn boot(kernel: Kernel, api: &Api) -> Guest {
-    let net = "id=pf0,switch=veb,mac=52:54:00:00:00:01,sriov_vfs=4";
-    let spec = GuestSpec::new(kernel).with_modules().net(&format!("{net},guest_control=[{}]", ALLOWED.join(",")));
-    let spec = (0..4).fold(spec, |spec, index| spec.net_vf(&format!("pf=pf0,index={index},mac={}", vf_mac(index))));
-    let spec = spec.disk(&format!("path={},readonly=on,pci_device_id=9", guest_tools().display()));
-    let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
+    let mut guest = Guest::boot(on_a_switch(kernel, "").arguments(&["--api-socket", &api.argument()]));
     unpack(&mut guest);
     guest
 }
@@ -146,6 +162,114 @@ fn a_guest_governs_its_vfs_within_limits(#[case] kernel: Kernel) {
     pf.set_num_vfs(&mut guest, 4);
     assert_eq!(set_by_guest(&mut guest), [json!([]), json!([]), json!([]), json!([])]);
     assert_eq!((on_host(&api, "vlan"), on_host(&api, "max_tx_rate")[0].clone()), (vec![json!(0); 4], json!(0)));
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// What the program says when it fails.
+fn refused(guest: &mut Guest, arguments: &str) -> String {
+    let Output { status, text } = guest.run_within(&format!("/tmp/tools/vfctl {arguments}"), LIMIT);
+    assert_eq!(status, 1, "{arguments}: {text}");
+    text.trim_end().to_owned()
+}
+
+/// A guest's settings for VFs whose packets this program does not carry are those that need nobody to enforce them: the
+/// link. Others are refused with the reason that the host gets.
+#[rstest]
+#[case::generic_6_12(Kernel::Generic)]
+#[ignore = "a longer test: a second kernel"]
+#[case::linux_6_1(Kernel::V6_1)]
+#[ignore = "a longer test: a third kernel, which is fetched for it"]
+#[case::linux_backports(Kernel::Backports)]
+fn what_a_backend_cannot_enforce_is_refused_to_a_guest(#[case] kernel: Kernel) {
+    let backends = Backends::start(&[Backend::Tap, Backend::VhostNet, Backend::VhostUser, Backend::Vdpa]);
+    let api = Api::new("guest-control-backends");
+    let spec = with_programs(backends.spec_with(&format!("tap=pf0,{}", limits()), kernel));
+    let mut guest = Guest::boot(spec.arguments(&["--api-socket", &api.argument()]));
+    unpack(&mut guest);
+    let pf = Pf::at("0000:00:01.0");
+    pf.set_num_vfs(&mut guest, 4);
+    let (vfs, taps) = (pf.vfs(&mut guest), backends.taps());
+    for vf in &vfs {
+        vf.ping_through(&mut guest, &taps, vf.index, Subnet(vf.index as u8));
+    }
+
+    vfctl(&mut guest, "set eth0/0 vlan=120 max_tx_rate=100");
+    assert_eq!(
+        (on_host(&api, "vlan"), on_host(&api, "max_tx_rate")[0].clone()),
+        (vec![json!(120), json!(0), json!(0), json!(0)], json!(100))
+    );
+    for (index, who, key) in [
+        (1, "vhost-net carries", "vhost"),
+        (2, "another process (vhost_user=on) carries", "vhost_user"),
+        (3, "a vDPA device carries", "vdpa"),
+    ] {
+        for setting in ["vlan=120", "max_tx_rate=100"] {
+            let why =
+                format!("{who} this function's packets past this program; leave {key} out, or set it on the host");
+            let said = refused(&mut guest, &format!("set eth0/{index} {setting}"));
+            assert!(said.starts_with(&format!("vfctl: eth0/{index}: {setting}: {why}")), "{said}");
+        }
+    }
+    assert_eq!(on_host(&api, "vlan"), [120, 0, 0, 0]);
+    // The host wants a tag now.
+    let ping = format!("ping -c 2 -i 0.2 -W 1 -I {} {}", vfs[0].interface(), Subnet(0).host());
+    assert_ne!(guest.run(&ping).status, 0);
+    vfctl(&mut guest, "reset eth0/0");
+    for vf in &vfs {
+        guest.ping(vf.interface(), Subnet(vf.index as u8));
+    }
+
+    for (link, up) in [("down", false), ("up", true)] {
+        for vf in &vfs {
+            vfctl(&mut guest, &format!("set eth0/{} link={link}", vf.index));
+            guest.await_carrier(vf.interface(), up);
+        }
+    }
+    for vf in &vfs {
+        guest.ping(vf.interface(), Subnet(vf.index as u8));
+    }
+    guest.assert_kernel_has_no_complaint();
+    assert_eq!(guest.power_off().code, Some(0));
+}
+
+/// What the guest has set, and its effect.
+fn assert_kept(guest: &mut Guest, api: &Api, tenants: &[Tenant]) {
+    assert_eq!(set_by_guest(guest), [json!(["vlan"]), json!(["vlan"]), json!([]), json!([])]);
+    assert_eq!(on_host(api, "vlan"), [120, 120, 0, 0]);
+    assert_eq!(reachability(guest, tenants), BY_VLAN);
+    assert_eq!(refused(guest, "set eth0/2 vlan=300"), "vfctl: eth0/2: vlan=300: the host allows 100-199");
+}
+
+/// The settings and the channel are those of the guest, wherever it is.
+#[test]
+fn what_a_guest_has_set_moves_with_it_and_is_restored() {
+    let [here, there] = ["a", "b"].map(|name| Plan::new(name, &[]));
+    let mut here = here.boot_over(|tap| on_a_switch(Kernel::Generic, &format!(",tap={tap}")).memory("size=512M"));
+    let mut there = there.wait(&[]);
+    unpack(&mut here.guest);
+    let pf = Pf::at("0000:00:01.0");
+    let tenants = Tenant::all(&mut here.guest, &pf, 4);
+    for index in [0, 1] {
+        vfctl(&mut here.guest, &format!("set eth0/{index} vlan=120"));
+    }
+    assert_kept(&mut here.guest, &here.api, &tenants);
+
+    here.move_to(&there, &json!({}));
+    assert_kept(&mut there.guest, &there.api, &tenants);
+
+    let saved = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", saved.path().display());
+    assert_eq!(there.api.put("vm.pause").status, 204);
+    assert_eq!(there.api.put_json("vm.snapshot", &json!({ "destination_url": url })).status, 204);
+    assert_eq!(there.guest.stop_by(libc::SIGKILL).code, None);
+    let api = Api::new("guest-control-restored");
+    let command = VmmCommand::new().args(["--restore", &format!("source_url={url}"), "--api-socket", &api.argument()]);
+    let mut guest = Guest::restored_by(command);
+    assert_eq!(api.put("vm.resume").status, 204);
+    assert_kept(&mut guest, &api, &tenants);
+    vfctl(&mut guest, "reset eth0/0");
+    assert_eq!(on_host(&api, "vlan"), [0, 120, 0, 0]);
     guest.assert_kernel_has_no_complaint();
     assert_eq!(guest.power_off().code, Some(0));
 }
