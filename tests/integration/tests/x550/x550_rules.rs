@@ -75,6 +75,8 @@ fn an_x550_carries_out_rules_of_tc() {
     for module in ["cls_u32", "sch_ingress", "act_mirred", "act_gact"] {
         nic.guest.load(module);
     }
+    // Only the PF answers for its address, though a VF gets requests for it too.
+    nic.guest.ok("echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore");
     let vf = vfs[1].interface().to_owned();
     nic.guest.ok(&format!("ip link set {vf} up"));
     nic.guest.await_carrier(&vf, true);
