@@ -51,6 +51,8 @@ pub(crate) enum Backend {
     X550,
     /// As x550, with an MTU of 9000
     X550Jumbo,
+    /// The 63 VFs of an emulated X550, which are enabled and disabled
+    X550Vfs,
     /// Two VFs over taps in a bridge of the host, served by the VMM
     Bridge,
     /// Two VFs over taps in a bridge of the host, served by the host's kernel
@@ -87,6 +89,7 @@ impl Backend {
             Backend::Switch => "switch",
             Backend::X550 => "x550",
             Backend::X550Jumbo => "x550-jumbo",
+            Backend::X550Vfs => "x550-vfs",
             Backend::Bridge => "bridge",
             Backend::BridgeVhost => "bridge-vhost",
             Backend::Iommu => "iommu",
@@ -106,6 +109,7 @@ impl Backend {
             Backend::Switch
             | Backend::X550
             | Backend::X550Jumbo
+            | Backend::X550Vfs
             | Backend::Bridge
             | Backend::BridgeVhost
             | Backend::Vsock
@@ -125,13 +129,15 @@ impl Backend {
             // All tests.
             Backend::Switch | Backend::X550 | Backend::X550Jumbo | Backend::Bridge | Backend::BridgeVhost => 4.0,
             Backend::Vsock | Backend::VirtioFs => 3.0,
+            // All VFs come and go, whatever the seconds.
+            Backend::X550Vfs => 10.0,
             _ => 1.0,
         }
     }
 
     /// The kernel of its guests. Debian's cloud kernel has no driver for igb, and none for an X550.
     fn kernel(self, qemu: bool) -> &'static str {
-        let is_generic = matches!(self, Backend::Vfio | Backend::X550 | Backend::X550Jumbo);
+        let is_generic = self == Backend::Vfio || self.is_x550();
         if is_generic || qemu && self == Backend::Switch { GENERIC_KERNEL } else { KERNEL }
     }
 
@@ -145,8 +151,12 @@ impl Backend {
 
     /// The initramfs of its guests.
     fn image(self) -> Image {
-        let has_modules = matches!(self, Backend::Vsock | Backend::VirtioFs | Backend::X550 | Backend::X550Jumbo);
+        let has_modules = self.is_x550() || matches!(self, Backend::Vsock | Backend::VirtioFs);
         if self.has_iommu() || has_modules { Image::GuestWithModules } else { Image::Guest }
+    }
+
+    fn is_x550(self) -> bool {
+        matches!(self, Backend::X550 | Backend::X550Jumbo | Backend::X550Vfs)
     }
 
     fn has_iommu(self) -> bool {
@@ -202,7 +212,10 @@ impl Options {
     fn backends(&self) -> Result<Vec<Backend>> {
         // QEMU also supports vhost-user and vDPA, but the comparison is made for taps only.
         let of_qemu = |backend: &Backend| {
-            !matches!(backend, Backend::VhostUser | Backend::Vdpa | Backend::TapPolicy | Backend::Snapshot)
+            !matches!(
+                backend,
+                Backend::VhostUser | Backend::Vdpa | Backend::TapPolicy | Backend::Snapshot | Backend::X550Vfs
+            )
         };
         match self.backend {
             Some(Backend::IommuIntel) if !self.qemu => {
@@ -256,6 +269,7 @@ fn measure(lab: &Lab, workspace: &Path, prepare: &str, backend: Backend, options
         "measure",
         match backend {
             Backend::Vfio => format!("{what}, {} starts", options.runs),
+            Backend::X550Vfs => format!("{what}, {} times", options.runs),
             _ => format!("{what}, {} times {} s of virtual time a test", options.runs, options.seconds),
         },
     );

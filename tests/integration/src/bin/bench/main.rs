@@ -4,9 +4,9 @@
 //!
 //! Run by `cargo xtask bench` in a first-level machine whose clock counts instructions. Its figures do not depend on
 //! other machines or load. Everything shares one processor, so a better figure means fewer instructions. Arguments: the
-//! kind of backend, `containers`, `switch`, `x550`, `x550-jumbo`, `bridge`, `bridge-vhost`, `iommu`, `iommu-vhost`,
-//! `iommu-intel`, `vsock`, `vhost-vsock`, `virtio-fs`, `snapshot`, `migration` or `vfio`; the seconds per test; the
-//! number of runs; and optionally the only test to run.
+//! kind of backend, `containers`, `switch`, `x550`, `x550-jumbo`, `x550-vfs`, `bridge`, `bridge-vhost`, `iommu`,
+//! `iommu-vhost`, `iommu-intel`, `vsock`, `vhost-vsock`, `virtio-fs`, `snapshot`, `migration` or `vfio`; the seconds per
+//! test; the number of runs; and optionally the only test to run.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed measurement panics and says where")]
 
@@ -19,6 +19,7 @@ mod neighbours;
 mod networks;
 mod snapshot;
 mod vfio;
+mod vfs;
 mod vsock;
 
 use std::env;
@@ -49,7 +50,7 @@ fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let [what, seconds, runs, only @ ..] = arguments.as_slice() else {
         panic!(
-            "usage: bench BACKEND|containers|switch|x550|x550-jumbo|bridge|bridge-vhost|iommu|iommu-vhost|\
+            "usage: bench BACKEND|containers|switch|x550|x550-jumbo|x550-vfs|bridge|bridge-vhost|iommu|iommu-vhost|\
              iommu-intel|vsock|vhost-vsock|virtio-fs|snapshot|migration|vfio SECONDS RUNS [TEST]"
         )
     };
@@ -68,6 +69,7 @@ fn main() {
         "snapshot" => snapshot::measure(settings),
         "migration" => migration::measure(settings),
         "vfio" => vfio::measure(what, settings.runs),
+        "x550-vfs" => vfs::measure(what, settings.runs),
         _ => match (neighbours::By::named(what), iommu::Machine::named(what)) {
             (Some(by), _) => neighbours::measure(what, by, settings),
             (_, Some(machine)) => iommu::measure(what, machine, settings),
