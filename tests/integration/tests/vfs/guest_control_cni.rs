@@ -35,7 +35,6 @@ fn on_host(api: &Api, key: &str) -> Vec<Value> {
 }
 
 #[test]
-#[ignore = "a longer test that has not run yet"]
 fn pods_get_vlans_and_addresses_by_the_plugin() {
     let api = Api::new("guest-control-cni");
     let net = "id=pf0,switch=veb,mac=52:54:00:00:00:01,sriov_vfs=3,guest_control=[vlan:100-199,mac,max_tx_rate:1000]";
