@@ -4,6 +4,7 @@ pub(crate) mod client;
 pub(crate) mod console;
 pub(crate) mod hypervisor_fw;
 pub(crate) mod kexec;
+pub(crate) mod pods;
 pub(crate) mod program;
 pub(crate) mod silence;
 pub(crate) mod sriov;

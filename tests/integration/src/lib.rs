@@ -26,6 +26,7 @@ pub use backends::{Backend, Backends};
 pub use expected::{assert_matches_file, without_what_varies};
 pub use guest::client::{Client, Place};
 pub use guest::console::Output;
+pub use guest::pods::{in_pod, ping_from};
 pub use guest::program::ProgramDisk;
 pub use guest::silence::record_exits;
 pub use guest::sriov::{Pf, Vf, boot_with_vfs, predicted_vf_address, spec_with_vfs, vf_mac, vf_taps};

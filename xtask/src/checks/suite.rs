@@ -50,9 +50,9 @@ const GENERIC_TESTS: &str = "generic";
 /// Prefix of the files of tests with an emulated X550, whose guests run Debian's generic kernels as well.
 const X550_TESTS: &str = "x550";
 /// The test files whose guests run CNI plugins, which are built from modules of Go.
-const CNI_TESTS: [&str; 3] = ["x550_cni", "x550_node", "guest_control_cni"];
-/// The file of the tests whose guests also run the programs of a Kubernetes node, all of them longer tests.
-const NODE_TESTS: &str = "x550_node";
+const CNI_TESTS: [&str; 4] = ["x550_cni", "x550_node", "guest_control_cni", "guest_control_node"];
+/// The test files whose guests also run the programs of a Kubernetes node, in longer tests.
+const NODE_TESTS: [&str; 2] = ["x550_node", "guest_control_node"];
 /// Prefix of the files of tests whose guests govern their VFs, by programs that are built for them.
 const GUEST_CONTROL_TESTS: &str = "guest_control";
 /// Prefix of the files of tests that pass devices of the first-level machine through to guests.
@@ -200,7 +200,7 @@ impl Suite<'_> {
         if queue.lock().iter().any(|test| CNI_TESTS.contains(&test.file.as_str())) {
             cni::prepare(self.lab, self.workspace, &cni::PLUGINS)?;
         }
-        if queue.lock().iter().any(|test| test.file == NODE_TESTS) {
+        if queue.lock().iter().any(|test| NODE_TESTS.contains(&test.file.as_str())) {
             cni::prepare(self.lab, self.workspace, &cni::NODE)?;
         }
         if queue.lock().iter().any(|test| test.file.starts_with(GUEST_CONTROL_TESTS)) {

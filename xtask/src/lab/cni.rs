@@ -2,7 +2,7 @@
 //! there.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::error::{Context, Result};
@@ -50,11 +50,17 @@ pub(crate) const NODE: Archive = Archive {
     ],
 };
 
+impl Archive {
+    /// The folder of the lab with its programs.
+    pub(crate) fn folder(&self, lab: &Lab) -> PathBuf {
+        lab.folder().join("cni").join(self.name)
+    }
+}
+
 /// Builds the programs of `archive` and writes them to it. Go decides what is out of date.
 pub(crate) fn prepare(lab: &Lab, workspace: &Path, archive: &Archive) -> Result<()> {
     apt::install_missing(&[("go", "golang-go"), ("tar", "tar")])?;
-    let folder = lab.folder().join("cni");
-    let programs = folder.join(archive.name);
+    let programs = archive.folder(lab);
     fs::create_dir_all(&programs).context(format!("making {}", programs.display()))?;
     let step = Step::begin("build", archive.subject);
     for (client, packages) in archive.sources {
@@ -65,7 +71,7 @@ pub(crate) fn prepare(lab: &Lab, workspace: &Path, archive: &Archive) -> Result<
         output(&mut build)?;
     }
     let mut pack = Command::new("tar");
-    pack.args(["--sort=name", "--mtime=@0", "-cf"]).arg(folder.join(format!("{}.tar", archive.name)));
+    pack.args(["--sort=name", "--mtime=@0", "-cf"]).arg(programs.with_extension("tar"));
     output(pack.arg("-C").arg(&programs).arg("."))?;
     step.done();
     Ok(())

@@ -1,8 +1,9 @@
 //! Boots a guest as a cloud does: from a disk with its own Debian, through firmware, configured by cloud-init's disk.
 //! The disk is raw, or a qcow2 image over the raw one; the firmware is UEFI's, or Cloud Hypervisor's own.
 //!
-//! A systemd unit enables the VFs of the guest's NIC, as an administrator would do at each start. The command that
-//! starts the guest is README's first example.
+//! A systemd unit enables the VFs of the guest's NICs, as an administrator would do at each start. The command that
+//! starts the guest is README's first example, with one more NIC: its VFs are governed by the guest, which gives them to
+//! containers as the guide of docs/guide/kubernetes-vlans.md does.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -14,7 +15,9 @@ use crate::build;
 use crate::checks::suite::quote;
 use crate::error::{Context, Error, Result};
 use crate::fetch::apt::{self, output};
+use crate::guest_tools;
 use crate::lab::Lab;
+use crate::lab::cni;
 use crate::lab::gpt::{self, Kind};
 use crate::lab::hypervisor_fw;
 use crate::lab::images::Image;
@@ -30,9 +33,17 @@ const REAL_LIMIT: Duration = Duration::from_secs(5400);
 /// The size of the root file system. The file is sparse.
 const ROOT_SIZE: u64 = 512 << 20;
 /// Packages on it.
-const PACKAGES: &str = "systemd-sysv,udev,cloud-init";
+const PACKAGES: &str = "systemd-sysv,udev,cloud-init,iproute2,iputils-ping";
 const CMDLINE: &str = "console=ttyS0 root=/dev/vda2 quiet systemd.show_status=1";
-/// The number of VFs of the guest's NIC, and the tap of the first; the others have the PF's name and their index.
+/// The NIC whose VFs the guest governs, the first in the guest, and so with the addresses of the guide.
+const GOVERNED: &str = "id=node,switch=veb,mac=52:54:00:00:00:02,sriov_vfs=2,guest_control=[vlan:100-199]";
+/// The guide's script for the guest, which makes two containers on these VFs, and its output: the containers are apart,
+/// then in one VLAN, and the host has refused another.
+const TWO_PODS: &str = include_str!("../../../contrib/cloud-image/two-pods");
+const OF_TWO_PODS: [&str; 3] = ["b is in another VLAN", "b is in the VLAN of a", "vlan=300: the host allows 100-199"];
+/// The programs of CNI that the script needs.
+const CNI_PROGRAMS: [&str; 2] = ["cnitool", "static"];
+/// The number of VFs of README's NIC, and the tap of the first; the others have the PF's name and their index.
 const VFS: usize = 8;
 const FIRST_TAP: &str = "tenant-a";
 /// README, and the start of the command of its first example.
@@ -44,14 +55,17 @@ const UNIT: &str = include_str!("../../../contrib/cloud-image/vfs.service");
 const LOGIN: &str = "named-by-cloud-init login: ";
 /// The guest's report at the end: its name from cloud-init, the state of the unit, its VFs with a driver, and the
 /// machine's serial number from SMBIOS.
-const EXPECTED: &str = "@@guest named-by-cloud-init, active, 8 VFs, serial number S42";
-/// VF n gets the address 10.79.n.2. The line starts after an empty one: a login prompt may be there.
+const EXPECTED: &str = "@@guest named-by-cloud-init, active, 10 VFs, serial number S42";
+/// VF n of README's NIC, the guest's second, gets the address 10.79.n.2. The line starts after an empty one: a login
+/// prompt may be there.
 const USER_DATA: &str = "#cloud-config
 hostname: named-by-cloud-init
 write_files:
 - path: /run/report
   content: |
-    for path in /sys/bus/pci/devices/*/virtfn*/virtio*/net/*; do
+    mount -o ro /dev/disk/by-label/CIDATA /mnt
+    sh /mnt/two-pods
+    for path in /sys/bus/pci/devices/0000:00:04.0/virtfn*/virtio*/net/*; do
       vf=${path#*/virtfn}
       ip address add 10.79.${vf%%/*}.2/24 dev ${path##*/}
       ip link set ${path##*/} up
@@ -61,7 +75,7 @@ write_files:
     echo
     echo \"@@guest $(hostname), $(systemctl is-active vfs.service), $vfs VFs, serial number $serial\"
 runcmd:
-- sh /run/report > /dev/ttyS0
+- sh /run/report > /dev/ttyS0 2>&1
 ";
 const META_DATA: &str = include_str!("../../../contrib/cloud-image/meta-data");
 const NETWORK_CONFIG: &str = "network: {config: disabled}\n";
@@ -97,7 +111,7 @@ pub(crate) fn run(lab: &Lab, workspace: &Path, form: Form, firmware: Firmware) -
     apt::install_missing(&programs)?;
     apt::install_missing(&debian::PROGRAMS)?;
     apt::install_missing(&[("genisoimage", "genisoimage")])?;
-    let (disk, seed) = (disk(lab)?, seed(lab)?);
+    let (disk, seed) = (disk(lab)?, seed(lab, workspace)?);
     let vmm = build::vmm(workspace)?;
     let name = if form == Form::Raw { "a raw disk" } else { "a qcow2 image" };
     let file = program.file_name().unwrap_or_default().to_string_lossy();
@@ -107,7 +121,8 @@ pub(crate) fn run(lab: &Lab, workspace: &Path, form: Form, firmware: Firmware) -
     match machine.run(&command, REAL_LIMIT, &mut |line| println!("{line}")) {
         Ok(0) => Ok(true),
         Ok(_) => Err(Error::new(format!(
-            "the guest did not say {EXPECTED:?}, has no login or no answer of a VF, or its image has errors"
+            "the guest did not say {EXPECTED:?} or one of {OF_TWO_PODS:?}, has no login or no answer of a VF, or its \
+             image has errors"
         ))),
         Err(lost) => Err(Error::new(format!("the run did not end: {}", lost.explain(REAL_LIMIT)))),
     }
@@ -142,7 +157,9 @@ fn command(vmm: &Path, firmware: &Path, form: Form, disk: &Path, seed: &Path) ->
         ("path=debian.raw", format!("path=/tmp/disk{key}")),
         ("path=cidata.iso", format!("path={}", quote(seed))),
         ("--serial tty", "--serial file=/tmp/serial".into()),
+        ("--net id=", format!("--net '{GOVERNED}' id=")),
     ];
+    let of_two_pods: String = OF_TWO_PODS.iter().map(|line| format!(" && grep -q '{line}' /tmp/serial")).collect();
     Ok(format!(
         "cp {source} /tmp/disk || exit 1; \
          {vmm} {arguments} --platform system_serial_number=S42 & \
@@ -153,7 +170,7 @@ fn command(vmm: &Path, firmware: &Path, form: Form, disk: &Path, seed: &Path) ->
          ip addr add 10.79.$vf.1/24 dev $tap && ip link set $tap up && \
          ping -c 3 -W 20 -I $tap 10.79.$vf.2 && answers=$((answers + 1)); done; \
          cat /tmp/serial; echo; kill $vmm; wait $vmm; echo \"after $waited s, $answers VFs answer\"; {check} \
-         [ $answers -eq {VFS} ] && grep -q '{LOGIN}' /tmp/serial && grep -q '^{EXPECTED}' /tmp/serial",
+         [ $answers -eq {VFS} ] && grep -q '{LOGIN}' /tmp/serial && grep -q '^{EXPECTED}' /tmp/serial{of_two_pods}",
         source = quote(&source),
         vmm = quote(vmm),
         arguments = example(&changes)?,
@@ -222,12 +239,26 @@ fn copy_sparse(from: &Path, to: &Path, offset: u64) -> Result<()> {
     Ok(())
 }
 
-/// cloud-init's disk (NoCloud): an ISO 9660 file system with the label CIDATA.
-fn seed(lab: &Lab) -> Result<PathBuf> {
+/// cloud-init's disk (NoCloud): an ISO 9660 file system with the label CIDATA, which also has the programs that the
+/// guest needs for containers.
+fn seed(lab: &Lab, workspace: &Path) -> Result<PathBuf> {
     let folder = lab.folder().join("cloud-image/seed");
     fs::create_dir_all(&folder).context(folder.display())?;
-    for (name, text) in [("user-data", USER_DATA), ("meta-data", META_DATA), ("network-config", NETWORK_CONFIG)] {
+    let texts = [
+        ("user-data", USER_DATA),
+        ("meta-data", META_DATA),
+        ("network-config", NETWORK_CONFIG),
+        ("two-pods", TWO_PODS),
+    ];
+    for (name, text) in texts {
         fs::write(folder.join(name), text).context(name)?;
+    }
+    cni::prepare(lab, workspace, &cni::PLUGINS)?;
+    let plugins = cni::PLUGINS.folder(lab);
+    let programs = CNI_PROGRAMS.iter().map(|name| plugins.join(name));
+    for program in guest_tools::programs(workspace)?.into_iter().chain(programs) {
+        let copy = folder.join(program.file_name().unwrap_or_default());
+        fs::copy(&program, &copy).context(format!("copying {}", program.display()))?;
     }
     let image = folder.with_extension("iso");
     let mut command = Command::new("genisoimage");

@@ -69,7 +69,7 @@ fn set_by_guest(guest: &mut Guest) -> Vec<Value> {
 }
 
 /// A value of the policy of each VF, as the host shows it.
-fn on_host(api: &Api, key: &str) -> Vec<Value> {
+pub(crate) fn on_host(api: &Api, key: &str) -> Vec<Value> {
     let vfs = api.info()["sriov"][0]["vfs"].as_array().unwrap().clone();
     vfs.into_iter().map(|vf| vf["policy"][key].clone()).collect()
 }

@@ -3,6 +3,7 @@
 mod drivers;
 mod guest_control;
 mod guest_control_cni;
+mod guest_control_node;
 mod interfaces;
 mod lspci;
 mod namespaces;

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use integration::{Kernel, X550, cni_programs, node_programs};
+use integration::{IP, Kernel, X550, cni_programs, in_pod, node_programs, ping_from};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -30,42 +30,10 @@ fn sriov(vf: usize, vlan: u16) -> Value {
 impl Node {
     /// A guest with an X550 whose VFs are not enabled, and the programs of `archives` in `/tmp/cni`.
     fn boot(kernel: Kernel, archives: &[&Path]) -> Node {
-        let nic = X550::boot_with(kernel, 4, |spec| {
-            let disks = archives.iter().zip(9..);
-            disks.fold(spec.memory("size=1G"), |spec, (archive, slot)| {
-                spec.disk(&format!("path={},readonly=on,pci_device_id={slot}", archive.display()))
-            })
-        });
+        let nic = X550::boot_with(kernel, 4, |spec| spec.memory("size=1G").with_archives(archives));
         let mut node = Node(nic);
-        let guest = &mut node.0.guest;
-        guest.load("virtio_blk");
-        guest.ok("mkdir -p /tmp/cni /tmp/conf /var/lib && ln -s /run /var/run");
-        for disk in ["vda", "vdb"].iter().take(archives.len()) {
-            guest.ok_within(&format!("tar -xf /dev/{disk} -C /tmp/cni"), LIMIT);
-        }
+        node.0.guest.unpack();
         node
-    }
-
-    /// Writes a file of the guest, without single quotes in it.
-    fn write(&mut self, path: &str, text: &str) {
-        self.0.guest.ok(&format!("mkdir -p $(dirname {path}) && echo '{text}' > {path}"));
-    }
-
-    /// Makes a namespace for a pod, and a network for it.
-    fn pod(&mut self, name: &str, network: &Value) {
-        self.write(&format!("/tmp/conf/{name}.conf"), &network.to_string());
-        self.0.guest.ok(&format!("/usr/bin/ip netns add {name}"));
-    }
-
-    /// Runs a command of `cnitool`, which must succeed, for a pod in a network.
-    fn cni(&mut self, command: &str, network: &str, pod: &str) -> String {
-        let tool = "CNI_PATH=/tmp/cni NETCONFPATH=/tmp/conf /tmp/cni/cnitool";
-        self.0.guest.ok_within(&format!("{tool} {command} {network} /run/netns/{pod}"), LIMIT)
-    }
-
-    /// The shell command that pings an address from a pod.
-    fn ping(pod: &str, address: &str) -> String {
-        format!("/usr/bin/ip netns exec {pod} ping -c 1 -W 1 {address}")
     }
 
     /// Waits until a VF's interface is in the guest's own namespace.
@@ -90,16 +58,16 @@ fn sriov_cni_puts_two_pods_into_a_vlan(#[case] kernel: Kernel) {
     node.0.enable(2);
     for vf in 0..2 {
         let pod = format!("pod{vf}");
-        node.pod(&pod, &sriov(vf, 7));
-        let result = node.cni("add", &format!("net{vf}"), &pod);
+        node.0.guest.add_pod(&pod, &sriov(vf, 7));
+        let result = node.0.guest.cni_ok("add", &format!("net{vf}"), &pod);
         assert!(result.contains(&format!("10.88.0.{}/24", vf + 1)), "{result}");
         assert_eq!(node.0.vf(vf)["vlan_list"][0]["vlan"], 7);
     }
-    node.0.guest.wait_for(&Node::ping("pod0", "10.88.0.2"));
-    let uplink = Node::ping("pod0", &X550::UPLINK.to_string());
+    node.0.guest.wait_for(&ping_from("pod0", "10.88.0.2"));
+    let uplink = ping_from("pod0", &X550::UPLINK.to_string());
     assert_ne!(node.0.guest.run(&uplink).status, 0, "a pod in VLAN 7 reaches the untagged uplink");
     for vf in 0..2 {
-        node.cni("del", &format!("net{vf}"), &format!("pod{vf}"));
+        node.0.guest.cni_ok("del", &format!("net{vf}"), &format!("pod{vf}"));
         node.await_return(vf);
         assert_eq!(node.0.vf(vf)["vlan_list"][0]["vlan"], Value::Null);
     }
@@ -118,14 +86,14 @@ fn multus_gives_a_pod_two_vfs_by_two_plugins() {
     let pod = json!({
         "cniVersion": "0.3.1", "name": "pod", "type": "multus", "binDir": "/tmp/cni", "delegates": [device, sriov(0, 7)]
     });
-    node.pod("pod", &pod);
-    node.cni("add", "pod", "pod");
-    let shown = node.0.guest.ok("/usr/bin/ip netns exec pod /usr/bin/ip -o -4 addr");
+    node.0.guest.add_pod("pod", &pod);
+    node.0.guest.cni_ok("add", "pod", "pod");
+    let shown = node.0.guest.ok(&in_pod("pod", &format!("{IP} -o -4 addr")));
     assert!(shown.contains("eth0    inet 10.88.0.2/24") && shown.contains("net1    inet 10.88.0.1/24"), "{shown}");
     assert_eq!(node.0.vf(0)["vlan_list"][0]["vlan"], 7);
-    node.0.guest.ok("/usr/bin/ip netns exec pod /usr/bin/ip link set net1 down");
-    node.0.guest.wait_for(&Node::ping("pod", &X550::UPLINK.to_string()));
-    node.cni("del", "pod", "pod");
+    node.0.guest.ok(&in_pod("pod", &format!("{IP} link set net1 down")));
+    node.0.guest.wait_for(&ping_from("pod", &X550::UPLINK.to_string()));
+    node.0.guest.cni_ok("del", "pod", "pod");
     node.await_return(0);
     node.await_return(1);
     node.end();
@@ -141,20 +109,7 @@ fn the_device_plugin_offers_vfs_by_the_name_of_their_pf() {
         {"resourceName": "high", "selectors": {"pfNames": ["eth0#2-3"], "drivers": ["ixgbevf"]}},
         {"resourceName": "none", "selectors": {"drivers": ["iavf"]}},
     ]});
-    node.write("/etc/pcidp/config.json", &pools.to_string());
-    // The plugin names vendors from this file.
-    node.write("/usr/share/misc/pci.ids", "8086  Intel Corporation");
-    let guest = &mut node.0.guest;
-    guest.ok("mkdir -p /var/lib/kubelet/device-plugins && rm /tmp/cni/cnitool");
-    guest
-        .ok("/tmp/cni/kubelet 2 > /tmp/resources 2> /tmp/kubelet.log & /tmp/cni/sriovdp -logtostderr 2> /tmp/dp.log &");
-    let ready = "[ $(wc -l < /tmp/resources) = 2 ]";
-    let waited = guest.run_within(&format!("for i in $(seq 100); do {ready} && exit 0; sleep 1; done; exit 1"), LIMIT);
-    if waited.status != 0 {
-        panic!("{}", guest.ok("cat /tmp/resources /tmp/kubelet.log /tmp/dp.log"));
-    }
-    let text = guest.ok("cat /tmp/resources");
-    let mut found: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let mut found = node.0.guest.offered_by_device_plugin(&pools, 2);
     found.sort_by_key(|resource| resource["devices"].to_string());
     let expected = [("low", [0, 1]), ("high", [2, 3])].map(|(name, vfs)| {
         let devices = vfs.map(address);
@@ -172,19 +127,19 @@ fn the_device_plugin_offers_vfs_by_the_name_of_their_pf() {
 #[ignore = "a longer test: programs that take minutes to build"]
 fn the_operators_daemon_makes_and_configures_vfs() {
     let mut node = Node::boot(Kernel::Generic, &[&cni_programs(), &node_programs()]);
-    node.write("/etc/sriov-operator/sriov-supported-nics-ids.yaml", "8086 1563 1565");
+    node.0.guest.write("/etc/sriov-operator/sriov-supported-nics-ids.yaml", "8086 1563 1565");
     let wanted = json!({
         "platformtype": 0, "unsupportednics": false, "spec": {"interfaces": [{
             "pciaddress": "0000:00:01.0", "name": "eth0", "numvfs": 4, "mtu": 1500,
             "vfgroups": [{"resourcename": "low", "devicetype": "netdevice", "vfrange": "0-3", "policyname": "low"}]
         }]}
     });
-    node.write("/etc/sriov-operator/sriov-interface-config.yaml", &wanted.to_string());
-    node.write("/usr/share/misc/pci.ids", "8086  Intel Corporation");
+    node.0.guest.write("/etc/sriov-operator/sriov-interface-config.yaml", &wanted.to_string());
+    node.0.guest.write("/usr/share/misc/pci.ids", "8086  Intel Corporation");
     // The daemon waits for udev, which this guest does not have. It edits the kernel's arguments by grubby or ostree,
     // and continues without either.
-    node.write("/usr/bin/udevadm", "#!/bin/sh");
-    node.write("/bindata/scripts/kargs.sh", "exit 127");
+    node.0.guest.write("/usr/bin/udevadm", "#!/bin/sh");
+    node.0.guest.write("/bindata/scripts/kargs.sh", "exit 127");
     let guest = &mut node.0.guest;
     guest.ok("chmod +x /usr/bin/udevadm && mkdir -p /etc/udev/rules.d");
     for phase in ["pre", "post"] {
