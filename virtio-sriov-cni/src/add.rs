@@ -113,7 +113,8 @@ fn original(run: &Run<'_>, container: &Namespace, attachment: &Attachment, vf: &
         Error::new(Code::Device, format!("deviceID={}: {why}", vf.address))
     })?;
     let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
-    Ok(Some(Original { name: link.name, mac, up: link.up }))
+    let Link { name, up, altnames, .. } = link;
+    Ok(Some(Original { name, mac, up, altnames, driver: vf.driver.clone() }))
 }
 
 /// An ADD whose record is written.

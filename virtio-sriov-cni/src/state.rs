@@ -52,6 +52,12 @@ pub struct Original {
     pub mac: String,
     /// True if it was up.
     pub up: bool,
+    /// Further names.
+    #[serde(default)]
+    pub altnames: Vec<String>,
+    /// Driver of the VF; none in records of plugins that did not note it.
+    #[serde(default)]
+    pub driver: String,
 }
 
 /// The folder of all records, `/var/lib/cni`.
@@ -241,7 +247,13 @@ mod tests {
             interface: "net1".into(),
             netns: "/run/netns/a".into(),
             vf: vf.into(),
-            link: Some(Original { name: "eth1".into(), mac: "52:54:00:00:00:01".into(), up: false }),
+            link: Some(Original {
+                name: "eth1".into(),
+                mac: "52:54:00:00:00:01".into(),
+                up: false,
+                altnames: vec!["enp1s0v0".into()],
+                driver: "virtio-pci".into(),
+            }),
             arguments: String::new(),
             config: "{}".into(),
         }
