@@ -263,7 +263,7 @@ impl Instance {
 }
 
 /// Puts the settings of the guest that remain for a VF into force.
-fn put_governed(
+pub(super) fn put_governed(
     plugged: &Plugged,
     governed: &Governed,
     vf: (&str, u16),
