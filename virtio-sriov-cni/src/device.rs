@@ -18,7 +18,7 @@ const USER_SPACE: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 pub struct Vf {
     /// PCI address.
     pub address: String,
-    /// Its driver. Empty without one.
+    /// Name of the driver. Empty without one.
     pub driver: String,
     /// True if a program drives it: it has no interface.
     pub in_user_space: bool,
@@ -66,8 +66,8 @@ impl Vf {
 }
 
 /// Takes the VF from its driver, which ends its interface in whatever namespace that is, and gives it to the driver
-/// again, or to `driver` if it has none: Linux makes a new interface in the host's namespace. Returns the VF after that.
-/// `None` if no driver could make an interface of it: it is gone, or a program drives it.
+/// again, or to `driver` if it has none: Linux makes a new interface in the host's namespace. Returns the VF after
+/// that. `None` if no driver could make an interface of it: it is gone, or a program drives it.
 ///
 /// # Errors
 ///

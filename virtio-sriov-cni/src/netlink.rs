@@ -25,8 +25,8 @@ use crate::result::Route;
 
 /// Attribute with the name of the interface's device (`linux/if_link.h`, `IFLA_PARENT_DEV_NAME`, Linux 5.14).
 const PARENT: u16 = 56;
-/// Further names of an interface (`linux/if_link.h`, `IFLA_PROP_LIST` and `IFLA_ALT_IFNAME`, Linux 5.5), and the requests
-/// that add and remove them (`linux/rtnetlink.h`, `RTM_NEWLINKPROP` and `RTM_DELLINKPROP`).
+/// Further names of an interface (`linux/if_link.h`, `IFLA_PROP_LIST` and `IFLA_ALT_IFNAME`, Linux 5.5), and the
+/// requests that add and remove them (`linux/rtnetlink.h`, `RTM_NEWLINKPROP` and `RTM_DELLINKPROP`).
 const PROPERTIES: u16 = 52;
 const ALTNAME: u16 = 53;
 const NEW_PROPERTIES: u16 = 108;

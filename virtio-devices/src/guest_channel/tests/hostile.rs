@@ -112,8 +112,8 @@ fn chains_longer_than_a_driver_writes_are_cut() {
     assert_eq!(guest.count(ChannelCounter::TxTooLong), 64);
 }
 
-/// Writes `total` bytes of garbage, in chains as long as the device reads: no text, half lines, lines that are too long.
-/// The host answers what is a line. Meanwhile the channel keeps no more than its limits, and notices pass.
+/// Writes `total` bytes of garbage, in chains as long as the device reads: no text, half lines, lines that are too
+/// long. The host answers what is a line. During that time the channel keeps no more than its limits, and notices pass.
 fn garbage(total: u64) {
     const BLOCK: u64 = MAX_CHAIN as u64;
     let mut guest = Guest::opened(None);
