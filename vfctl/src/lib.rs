@@ -9,6 +9,7 @@ mod error;
 mod events;
 pub mod function;
 mod lines;
+pub mod lock;
 mod port;
 mod roots;
 

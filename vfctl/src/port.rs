@@ -8,10 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::error::Error;
+use crate::lock;
 use crate::roots::Roots;
 
 /// Time between two attempts to get what another program has.
@@ -46,8 +47,8 @@ pub(crate) fn lock(path: &Path, until: Instant) -> Result<Option<File>, Error> {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ReadOnlyFilesystem) => return Ok(None),
         Err(error) => return Err(failed(path, error)),
     };
-    attempt(path, until, || Ok(flock(&file, FlockOperation::NonBlockingLockExclusive)?))?;
-    Ok(Some(file))
+    let locked = lock::lock(file, until).map_err(|error| failed(path, error))?;
+    locked.map(Some).ok_or_else(|| Error::Busy(path.to_owned()))
 }
 
 impl Port {

@@ -110,6 +110,8 @@ pub struct Net {
     takes_mac: bool,
     /// The host's settings, while the guest has made others.
     host: Option<Box<HostSettings>>,
+    /// The host makes several changes, which a switch follows at their end.
+    is_changing: bool,
 }
 
 impl Net {
@@ -149,6 +151,7 @@ impl Net {
             moved: false,
             takes_mac,
             host: None,
+            is_changing: false,
             spec: NetSpec { mac, mtu: offered.mtu, ..spec },
             engine,
             doorbells: offered.doorbells,
@@ -221,6 +224,7 @@ impl Net {
     /// Makes the switch, if there is one, follow a change by the host.
     fn carrier_changed(&self) -> Option<Replaced> {
         match &self.engine {
+            Engine::Switch(_) if self.is_changing => Some(Replaced::default()),
             Engine::Switch(port) => Some(port.carrier().changed()),
             Engine::Tap(_) | Engine::Runner(..) => None,
         }
@@ -350,6 +354,7 @@ impl VirtioDevice for Net {
             moved,
             takes_mac: _,
             host: _,
+            is_changing: _,
         } = self;
         counted.was_reset();
         // Workers that are still exiting keep the old state. The link belongs to the host and stays as it is.

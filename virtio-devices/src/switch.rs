@@ -92,6 +92,18 @@ impl Switch {
         self.0.core().set_port(index, settings)
     }
 
+    /// As [`Self::set_port`], for a change of the port's NIC in progress, with which it applies
+    /// ([`HostNic::end_changes`](crate::HostNic::end_changes)).
+    pub fn prepare_port(&self, index: u16, settings: PortSettings) {
+        self.0.core().prepare_port(index, settings);
+    }
+
+    /// Number of tables that the switch has built.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn tables(&self) -> u64 {
+        self.0.core().tables()
+    }
+
     /// As [`Self::set_port`], for several at once.
     pub fn set_ports(&self, ports: impl IntoIterator<Item = (u16, PortSettings)>) -> Replaced {
         self.0.core().set_ports(ports)

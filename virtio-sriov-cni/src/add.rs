@@ -100,20 +100,21 @@ fn refuse_taken(run: &Run<'_>, attachment: &Attachment, vf: &Vf) -> Result<()> {
 
 /// The interface of the VF as the host has it; none with a driver for user space.
 fn original(run: &Run<'_>, container: &Namespace, attachment: &Attachment, vf: &Vf) -> Result<Option<Original>> {
-    if vf.in_user_space {
-        return Ok(None);
-    }
     let inside = netlink_in(container)?.link(&attachment.interface);
     if inside.map_err(|error| Error::io("reading the container's interfaces", &error))?.is_some() {
         let message = format!("CNI_IFNAME={}: the container has such an interface", attachment.interface);
         return Err(Error::new(Code::Interface, message));
+    }
+    if vf.in_user_space {
+        return Ok(None);
     }
     let link = vf.link(&netlink_in(&run.host)?, run.system.owner)?.ok_or_else(|| {
         let why = "its interface is not in the host's namespace; bind virtio-pci to it, or end what has it";
         Error::new(Code::Device, format!("deviceID={}: {why}", vf.address))
     })?;
     let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
-    Ok(Some(Original { name: link.name, mac, up: link.up }))
+    let Link { name, up, altnames, .. } = link;
+    Ok(Some(Original { name, mac, up, altnames, driver: vf.driver.clone() }))
 }
 
 /// An ADD whose record is written.

@@ -27,20 +27,26 @@ const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// Errors of the system calls.
 pub(crate) fn announce(link: &Link, addresses: &[IpAddr]) -> io::Result<()> {
     let Some(mac) = link.mac else { return Ok(()) };
+    let of_arp = |address: &IpAddr| if let IpAddr::V4(address) = address { Some(*address) } else { None };
+    let v4: Vec<_> = addresses.iter().filter_map(of_arp).collect();
+    if !v4.is_empty() {
+        arp(link.index, mac, &v4)?;
+    }
     for address in addresses {
-        match address {
-            IpAddr::V4(address) => arp(link.index, mac, *address)?,
-            IpAddr::V6(address) => advertise(link.index, mac, *address)?,
+        if let IpAddr::V6(address) = address {
+            advertise(link.index, mac, *address)?;
         }
     }
     Ok(())
 }
 
-/// A gratuitous ARP request (`RFC 5227 §3`).
-fn arp(index: u32, mac: MacAddress, address: Ipv4Addr) -> io::Result<()> {
+/// A gratuitous ARP request for each address (`RFC 5227 §3`). They share a socket, because Linux takes some
+/// milliseconds to close one of packets.
+fn arp(index: u32, mac: MacAddress, addresses: &[Ipv4Addr]) -> io::Result<()> {
     let socket = open(AddressFamily::PACKET, SocketType::RAW, None)?;
-    let frame = arp_frame(mac, address);
-    sendto(&socket, &frame, SendFlags::empty(), &packet_address(index)?)?;
+    for address in addresses {
+        sendto(&socket, &arp_frame(mac, *address), SendFlags::empty(), &packet_address(index)?)?;
+    }
     Ok(())
 }
 

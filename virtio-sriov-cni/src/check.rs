@@ -60,14 +60,13 @@ pub(crate) fn check(run: &Run<'_>) -> Result<()> {
 ///
 /// # Errors
 ///
-/// [`Code::Unavailable`] if the channel does not answer; those of the IPAM plugin.
+/// [`Code::Unavailable`] if the channel does not answer, or the IPAM plugin is missing; those of the IPAM plugin.
 pub(crate) fn status(run: &Run<'_>) -> Result<()> {
     let hello = (run.system.channel)().and_then(|mut channel| channel.hello());
     hello.map_err(|error| Error::new(Code::Unavailable, error.message))?;
-    match &run.config.ipam {
-        Some(plugin) => ipam::order(plugin, Order::Status, run.environment, run.input),
-        None => Ok(()),
-    }
+    let Some(plugin) = &run.config.ipam else { return Ok(()) };
+    ipam::find(plugin, run.environment).map_err(|error| Error::new(Code::Unavailable, error.message))?;
+    ipam::order(plugin, Order::Status, run.environment, run.input)
 }
 
 fn changed(why: &str) -> Error {

@@ -45,6 +45,9 @@ const READ: [&str; 19] = [
     "vlanQoS",
 ];
 
+/// Capabilities that a runtime may pass and this plugin, or its IPAM plugin, reads.
+const CAPABILITIES: [&str; 5] = ["deviceID", "infinibandGUID", "ipRanges", "ips", "mac"];
+
 /// The part of the configuration that all commands except VERSION need.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -153,9 +156,12 @@ impl Config {
     }
 
     /// Keys that this plugin does not know, for a warning.
-    pub fn unknown(&self) -> Vec<&str> {
+    pub fn unknown(&self) -> Vec<String> {
         let is_known = |key: &str| READ.contains(&key) || OTHERS.contains(&key);
-        self.keys.0.keys().map(String::as_str).filter(|key| !is_known(key)).collect()
+        let unknown = self.keys.0.keys().filter(|key| !is_known(key)).cloned();
+        let runtime = self.keys.get("runtimeConfig").and_then(Value::as_object).into_iter().flat_map(Map::keys);
+        let of_runtime = runtime.filter(|key| !CAPABILITIES.contains(&key.as_str()));
+        unknown.chain(of_runtime.map(|key| format!("runtimeConfig.{key}"))).collect()
     }
 
     /// Attachments of this network that are valid, for GC: containers and interfaces.
@@ -237,6 +243,8 @@ mod tests {
         let config = with("vlan_tunk", json!("1-5"));
         assert_eq!(read(&config).unwrap().unknown(), ["vlan_tunk"]);
         assert_eq!(read(&with("pciBusID", json!("0000:01:00.2"))).unwrap().unknown(), [""; 0]);
+        let config = with("runtimeConfig", json!({"mac": "x", "ips": ["10.0.0.5/24"], "bandwidth": {"egressRate": 1}}));
+        assert_eq!(read(&config).unwrap().unknown(), ["runtimeConfig.bandwidth"]);
     }
 
     #[test]

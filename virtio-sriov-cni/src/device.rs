@@ -1,11 +1,14 @@
 //! The VF in sysfs, and its interface in a namespace.
 
+use std::path::PathBuf;
+
 use vfctl::Roots;
 use vfctl::function::Function;
 
 use crate::error::{Code, Error, Result};
 use crate::namespace::Namespace;
 use crate::netlink::{Link, Netlink};
+use crate::system::System;
 
 /// Drivers that give a function to a program.
 const USER_SPACE: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
@@ -15,6 +18,8 @@ const USER_SPACE: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 pub struct Vf {
     /// PCI address.
     pub address: String,
+    /// Name of the driver. Empty without one.
+    pub driver: String,
     /// True if a program drives it: it has no interface.
     pub in_user_space: bool,
     /// Devices that may have its interface: the function itself, and a virtio device below.
@@ -35,13 +40,18 @@ impl Vf {
             return Err(refusal("not a VF; give the address of a VF"));
         }
         let driver = function.driver().ok_or_else(|| refusal("no driver; bind virtio-pci or vfio-pci to it"))?;
-        let in_user_space = USER_SPACE.contains(&driver.as_str());
-        Ok(Self { address: address.to_string(), in_user_space, owners: owners(roots, address) })
+        Ok(Self::with(roots, address, driver))
     }
 
     /// The VF of an earlier ADD, which may be missing.
     pub fn of_record(roots: &Roots, address: &str) -> Self {
-        Self { address: address.to_string(), in_user_space: false, owners: owners(roots, address) }
+        let driver = Function::at(roots, address).and_then(|function| function.driver());
+        Self::with(roots, address, driver.unwrap_or_default())
+    }
+
+    fn with(roots: &Roots, address: &str, driver: String) -> Self {
+        let in_user_space = USER_SPACE.contains(&driver.as_str());
+        Self { address: address.to_string(), driver, in_user_space, owners: owners(roots, address) }
     }
 
     /// The interface of the VF among those of the socket's namespace. `owner` is the name of a link's device.
@@ -53,6 +63,30 @@ impl Vf {
         let links = netlink.links().map_err(|error| Error::io("reading interfaces", &error))?;
         Ok(links.into_iter().find(|link| owner(link).is_some_and(|owner| self.owners.contains(&owner))))
     }
+}
+
+/// Takes the VF from its driver, which ends its interface in whatever namespace that is, and gives it to the driver
+/// again, or to `driver` if it has none: Linux makes a new interface in the host's namespace. Returns the VF after
+/// that. `None` if no driver could make an interface of it: it is gone, or a program drives it.
+///
+/// # Errors
+///
+/// [`Code::Io`] if the driver cannot let it go or take it.
+pub(crate) fn rebind(system: &System<'_>, address: &str, driver: &str) -> Result<Option<Vf>> {
+    let Some(function) = Function::at(&system.roots, address) else { return Ok(None) };
+    let now = Vf::of_record(&system.roots, address);
+    let driver = if now.driver.is_empty() { driver } else { &now.driver };
+    if now.in_user_space || driver.is_empty() {
+        return Ok(None);
+    }
+    let write = |path: PathBuf| {
+        (system.write)(&path, address).map_err(|error| Error::io(format!("{} > {}", address, path.display()), &error))
+    };
+    if !now.driver.is_empty() {
+        write(function.folder().join("driver/unbind"))?;
+    }
+    write(system.roots.sys.join("bus/pci/drivers").join(driver).join("bind"))?;
+    Ok(Some(Vf::of_record(&system.roots, address)))
 }
 
 /// The function, and virtio devices of it.

@@ -61,6 +61,9 @@ fn execute(system: &System<'_>, environment: &Environment, input: &[u8]) -> Resu
     for key in config.unknown() {
         log.warn(&format!("{key}: this plugin does not know this key"));
     }
+    for key in environment.unknown_arguments() {
+        log.warn(&format!("CNI_ARGS {key}: this plugin does not know this key; IgnoreUnknown=1 says that others do"));
+    }
     let host = Namespace::current().map_err(|error| Error::io("opening the host's namespace", &error))?;
     let run = Run { system, environment, config, input, log, host };
     let result = dispatch(&run, command);

@@ -25,6 +25,15 @@ use crate::result::Route;
 
 /// Attribute with the name of the interface's device (`linux/if_link.h`, `IFLA_PARENT_DEV_NAME`, Linux 5.14).
 const PARENT: u16 = 56;
+/// Further names of an interface (`linux/if_link.h`, `IFLA_PROP_LIST` and `IFLA_ALT_IFNAME`, Linux 5.5), and the
+/// requests that add and remove them (`linux/rtnetlink.h`, `RTM_NEWLINKPROP` and `RTM_DELLINKPROP`).
+const PROPERTIES: u16 = 52;
+const ALTNAME: u16 = 53;
+const NEW_PROPERTIES: u16 = 108;
+const DELETE_PROPERTIES: u16 = 109;
+/// The bits of an attribute's type that are no flags (`linux/netlink.h`, `NLA_TYPE_MASK` and `NLA_F_NESTED`).
+const TYPE_MASK: u16 = 0x3fff;
+const NESTED: u16 = 0x8000;
 /// Metrics of a route (`linux/rtnetlink.h`, `RTAX_MTU` and `RTAX_ADVMSS`).
 const METRIC_MTU: u16 = 2;
 const METRIC_ADVMSS: u16 = 8;
@@ -46,6 +55,8 @@ pub struct Link {
     pub parent: Option<String>,
     /// Alias.
     pub alias: Option<String>,
+    /// Further names, which no other interface of its namespace has.
+    pub altnames: Vec<String>,
 }
 
 /// Changes of an interface, all in one request.
@@ -128,6 +139,42 @@ impl Netlink {
         self.set_link(index, change.up, attributes)
     }
 
+    /// Gives an interface further names.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the kernel: an interface of the namespace has one of them.
+    pub fn add_altnames(&self, index: u32, names: &[String]) -> io::Result<()> {
+        self.change_properties(NEW_PROPERTIES, index, names)
+    }
+
+    /// Removes further names of an interface.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the kernel: it does not have one of them.
+    pub fn remove_altnames(&self, index: u32, names: &[String]) -> io::Result<()> {
+        self.change_properties(DELETE_PROPERTIES, index, names)
+    }
+
+    fn change_properties(&self, kind: u16, index: u32, names: &[String]) -> io::Result<()> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let mut list = Vec::new();
+        for name in names {
+            let name = zero_ended(name);
+            // Length and type, then the value, padded to 4 bytes (`netlink(7)`).
+            let len = u16::try_from(4 + name.len()).map_err(io::Error::other)?;
+            list.extend(len.to_ne_bytes());
+            list.extend(ALTNAME.to_ne_bytes());
+            list.extend(&name);
+            list.resize(list.len().next_multiple_of(4), 0);
+        }
+        let list = attribute(Ifla::from(PROPERTIES | NESTED), list)?;
+        self.change_link(kind.into(), index, false, RtBuffer::from_iter([list]))
+    }
+
     /// Sets the alias of an interface.
     ///
     /// # Errors
@@ -138,11 +185,15 @@ impl Netlink {
     }
 
     fn set_link(&self, index: u32, up: bool, attributes: RtBuffer<Ifla, Buffer>) -> io::Result<()> {
+        self.change_link(Rtm::Setlink, index, up, attributes)
+    }
+
+    fn change_link(&self, kind: Rtm, index: u32, up: bool, attributes: RtBuffer<Ifla, Buffer>) -> io::Result<()> {
         let index = index.try_into().map_err(io::Error::other)?;
         let builder = IfinfomsgBuilder::default().ifi_family(RtAddrFamily::Unspecified).ifi_index(index);
         let builder = if up { builder.up() } else { builder };
         let request = builder.ifi_type(Arphrd::from(0)).rtattrs(attributes).build().map_err(other)?;
-        self.request::<_, Ifinfomsg>(Rtm::Setlink, NlmF::ACK, request).map(|_| ())
+        self.request::<_, Ifinfomsg>(kind, NlmF::ACK, request).map(|_| ())
     }
 
     /// The addresses of an interface.
@@ -346,15 +397,31 @@ fn text(bytes: &[u8]) -> Option<String> {
 
 fn link(answer: &Ifinfomsg) -> Option<Link> {
     let of = |kind: Ifla| find(answer.rtattrs().iter(), |of: &Ifla| *of == kind);
+    let of_number = |kind: u16| find(answer.rtattrs().iter(), |of: &Ifla| u16::from(*of) & TYPE_MASK == kind);
     Some(Link {
         index: u32::try_from(*answer.ifi_index()).ok()?,
         name: text(of(Ifla::Ifname)?)?,
         up: answer.ifi_flags().contains(Iff::UP),
         mac: of(Ifla::Address).and_then(|bytes| bytes.try_into().ok()).map(MacAddress),
         mtu: number(of(Ifla::Mtu)).unwrap_or_default(),
-        parent: find(answer.rtattrs().iter(), |of: &Ifla| u16::from(*of) == PARENT).and_then(text),
+        parent: of_number(PARENT).and_then(text),
         alias: of(Ifla::Ifalias).and_then(text),
+        altnames: of_number(PROPERTIES).map(altnames).unwrap_or_default(),
     })
+}
+
+/// The names in a list of properties.
+fn altnames(mut list: &[u8]) -> Vec<String> {
+    let mut names = Vec::new();
+    while let Some(&[len0, len1, kind0, kind1]) = list.first_chunk() {
+        let len = usize::from(u16::from_ne_bytes([len0, len1]));
+        let Some(value) = list.get(4..len) else { break };
+        if u16::from_ne_bytes([kind0, kind1]) & TYPE_MASK == ALTNAME {
+            names.extend(text(value));
+        }
+        list = list.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    names
 }
 
 fn installed(answer: &Rtmsg, index: u32) -> Option<Installed> {

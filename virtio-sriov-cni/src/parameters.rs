@@ -119,6 +119,16 @@ impl Environment {
         Ok(found.filter(|value| !value.is_empty()))
     }
 
+    /// Keys in `CNI_ARGS` that this plugin does not know, for a warning. None if `IgnoreUnknown` is set, or the list is
+    /// malformed.
+    pub fn unknown_arguments(&self) -> Vec<&str> {
+        if matches!(self.argument("IgnoreUnknown"), Ok(Some("1" | "true" | "True" | "TRUE" | "t" | "T")) | Err(_)) {
+            return Vec::new();
+        }
+        let pairs = self.get("CNI_ARGS").unwrap_or_default().split(';').filter_map(|pair| pair.split_once('='));
+        pairs.map(|(key, _)| key).filter(|key| !["IgnoreUnknown", "MAC"].contains(key)).collect()
+    }
+
     /// Folders with other plugins.
     ///
     /// # Errors
@@ -183,6 +193,9 @@ mod tests {
         let environment = environment(&[("CNI_ARGS", "IgnoreUnknown=1;MAC=02:00:00:00:00:01;K8S_POD_NAME=a;")]);
         assert_eq!(environment.argument("MAC").unwrap(), Some("02:00:00:00:00:01"));
         assert_eq!(environment.argument("mac").unwrap(), None);
+        assert_eq!(environment.unknown_arguments(), [""; 0]);
+        let unknown = self::environment(&[("CNI_ARGS", "IgnoreUnknown=0;MAC=02:00:00:00:00:01;IP=10.0.0.5")]);
+        assert_eq!(unknown.unknown_arguments(), ["IP"]);
         let wrong = self::environment(&[("CNI_ARGS", "MAC")]);
         assert!(wrong.argument("MAC").unwrap_err().message.starts_with("CNI_ARGS"));
     }

@@ -6,12 +6,12 @@ use std::path::Path;
 use vm_api::config::mac::MacAddress;
 
 use crate::config::Config;
-use crate::device::{Vf, netlink_in};
+use crate::device::{Vf, netlink_in, rebind};
 use crate::error::{Code, Error, Result};
 use crate::ipam::{self, Order};
 use crate::log::Level;
 use crate::namespace::Namespace;
-use crate::netlink::{Change, Link};
+use crate::netlink::{Change, Link, Netlink};
 use crate::parameters::{Command, Environment};
 use crate::state::{Original, Record};
 use crate::system::Run;
@@ -81,16 +81,15 @@ pub(crate) fn gc(run: &Run<'_>) -> Result<()> {
 /// The first step that could not be undone and may be later. All else is undone, and the record stays.
 pub(crate) fn release(run: &Run<'_>, record: &Record) -> Result<()> {
     let of_ipam = release_addresses(run, record);
-    let vf = Vf::of_record(&run.system.roots, &record.vf);
     let of_link = match &record.link {
-        Some(original) => take_back(run, record, &vf, original),
+        Some(original) => take_back(run, record, original),
         None => Ok(()),
     };
     // A container that keeps the interface keeps its VLAN and rate.
     let of_host = if of_link.is_ok() { ungovern(run, &record.vf) } else { Ok(()) };
     if let (Ok(()), Ok(()), Some(original)) = (&of_link, &of_host, &record.link) {
         // The host's address comes back with its settings.
-        restore(run, &vf, original);
+        restore(run, &Vf::of_record(&run.system.roots, &record.vf), original);
     }
     of_ipam.and(of_link).and(of_host)?;
     run.system.store.remove(&record.network, &record.container, &record.interface)
@@ -123,7 +122,32 @@ fn release_addresses(run: &Run<'_>, record: &Record) -> Result<()> {
 }
 
 /// Returns the interface to the host, under the name that it had there.
-fn take_back(run: &Run<'_>, record: &Record, vf: &Vf, original: &Original) -> Result<()> {
+///
+/// A container with `CAP_NET_ADMIN` can hide it in a namespace of its own, or give it names that keep it from moving.
+/// Then its driver makes a new one.
+fn take_back(run: &Run<'_>, record: &Record, original: &Original) -> Result<()> {
+    let vf = Vf::of_record(&run.system.roots, &record.vf);
+    let kept = match from_container(run, record, &vf, original) {
+        Ok(true) => return Ok(()),
+        Ok(false) => None,
+        Err(error) => Some(error),
+    };
+    // A container that has ended, or a plugin that was killed, leaves it on the host under any name.
+    let netlink = netlink_in(&run.host)?;
+    let link = match vf.link(&netlink, run.system.owner)? {
+        None => make_again(run, &vf, original)?.map_or(Ok(None), |vf| vf.link(&netlink, run.system.owner))?,
+        link => link,
+    };
+    match (link, kept) {
+        (Some(link), _) => rename(run, &netlink, &link, original),
+        (None, Some(error)) => return Err(error),
+        (None, None) => run.log.warn(&format!("the VF {} has no interface here", record.vf)),
+    }
+    Ok(())
+}
+
+/// Moves the interface from the container to the host. Returns false if the container does not have it.
+fn from_container(run: &Run<'_>, record: &Record, vf: &Vf, original: &Original) -> Result<bool> {
     let given = run.environment.0.get("CNI_NETNS").filter(|path| !path.is_empty());
     let paths = given.map(Path::new).into_iter().chain([record.netns.as_path()]);
     for path in paths {
@@ -132,21 +156,40 @@ fn take_back(run: &Run<'_>, record: &Record, vf: &Vf, original: &Original) -> Re
         if container.is(&run.host).unwrap_or(true) || vf.link(&netlink_in(&container)?, run.system.owner)?.is_none() {
             continue;
         }
-        return bring_home(run, vf, &container, original);
+        return bring_home(run, vf, &container, original).map(|()| true);
     }
-    // A container that has ended, or a plugin that was killed, leaves it on the host under any name.
-    let netlink = netlink_in(&run.host)?;
-    match vf.link(&netlink, run.system.owner)? {
-        Some(link) if link.name != original.name => {
-            let change = Change { name: Some(&original.name), ..Change::default() };
-            if let Err(error) = netlink.change(link.index, &change) {
-                run.log.warn(&format!("the interface {} keeps its name: {}: {error}", link.name, original.name));
-            }
+    Ok(false)
+}
+
+/// Makes a new interface in place of one that is nowhere. Returns the VF, unless it cannot have one.
+fn make_again(run: &Run<'_>, vf: &Vf, original: &Original) -> Result<Option<Vf>> {
+    match rebind(run.system, &vf.address, &original.driver) {
+        Ok(Some(vf)) => {
+            run.log
+                .warn(&format!("the VF {}: the container kept its interface, {} made another", vf.address, vf.driver));
+            Ok(Some(vf))
         }
-        Some(_) => {}
-        None => run.log.warn(&format!("the VF {} has no interface here", record.vf)),
+        Ok(None) => Ok(None),
+        // An administrator may have taken it from its driver.
+        Err(error) if vf.driver.is_empty() => {
+            run.log.warn(&error.message);
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
-    Ok(())
+}
+
+/// Gives an interface on the host the name that it had, without names of the container.
+fn rename(run: &Run<'_>, netlink: &Netlink, link: &Link, original: &Original) {
+    let foreign: Vec<_> = link.altnames.iter().filter(|name| !original.altnames.contains(name)).cloned().collect();
+    let mut changed = netlink.remove_altnames(link.index, &foreign);
+    if link.name != original.name {
+        let change = Change { name: Some(&original.name), ..Change::default() };
+        changed = changed.and(netlink.change(link.index, &change));
+    }
+    if let Err(error) = changed {
+        run.log.warn(&format!("the interface {} keeps its names: {}: {error}", link.name, original.name));
+    }
 }
 
 fn bring_home(run: &Run<'_>, vf: &Vf, container: &Namespace, original: &Original) -> Result<()> {
@@ -174,10 +217,16 @@ fn ungovern(run: &Run<'_>, vf: &str) -> Result<()> {
     }
 }
 
-/// Gives an interface on the host the address that it had, and sets it up if it was.
+/// Gives an interface on the host the address and the further names that it had, and sets it up if it was.
 fn restore(run: &Run<'_>, vf: &Vf, original: &Original) {
     let link = netlink_in(&run.host).and_then(|netlink| Ok((vf.link(&netlink, run.system.owner)?, netlink)));
     let Ok((Some(link), netlink)) = link else { return };
+    for name in original.altnames.iter().filter(|name| !link.altnames.contains(name)) {
+        // The host's udev may give them at the same time.
+        if let Err(error) = netlink.add_altnames(link.index, std::slice::from_ref(name)) {
+            run.log.warn(&format!("interface {}: restoring its name {name}: {error}", link.name));
+        }
+    }
     let mac: Option<MacAddress> = original.mac.parse().ok();
     let change =
         Change { mac: mac.filter(|mac| Some(*mac) != link.mac), up: original.up && !link.up, ..Change::default() };

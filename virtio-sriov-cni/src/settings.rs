@@ -115,13 +115,16 @@ fn refuse_unsupported(keys: &Keys) -> Result<()> {
     if let Some(trunk) = keys.text("vlan_trunk")? {
         return refusal(format!("vlan_trunk={trunk}: a guest cannot set it; leave it out, and set trunk on the host"));
     }
+    if let Some(guid) = keys.object("runtimeConfig")?.text("infinibandGUID")? {
+        return refusal(format!("runtimeConfig.infinibandGUID={guid}: VFs are of Ethernet; leave the capability out"));
+    }
     Ok(())
 }
 
-/// The VF: `deviceID`, or what multus passes as `runtimeConfig.deviceID`.
+/// The VF: what multus passes as `runtimeConfig.deviceID` for this pod, or `deviceID`.
 fn device(keys: &Keys) -> Result<String> {
     let runtime = keys.object("runtimeConfig")?;
-    let text = keys.text("deviceID")?.or(runtime.text("deviceID")?);
+    let text = runtime.text("deviceID")?.or(keys.text("deviceID")?);
     let text = text.ok_or_else(|| Error::new(Code::Config, "deviceID: missing; give the PCI address of a VF"))?;
     let refusal = || Error::new(Code::Config, format!("deviceID={text}: give the PCI address of a VF, 0000:01:00.3"));
     full_address(text).ok_or_else(refusal)

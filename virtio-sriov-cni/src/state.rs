@@ -4,11 +4,9 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Error, Result};
@@ -19,8 +17,6 @@ const SUFFIX: &str = ".virtio-sriov-cni";
 const UNFINISHED: &str = ".new";
 /// Folder of locks. No network has this name, because it begins with a dot.
 const LOCKS: &str = ".virtio-sriov-cni";
-/// Pause between attempts to lock.
-const PAUSE: Duration = Duration::from_millis(10);
 
 /// An attachment: what ADD took, and how it was before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +48,12 @@ pub struct Original {
     pub mac: String,
     /// True if it was up.
     pub up: bool,
+    /// Further names.
+    #[serde(default)]
+    pub altnames: Vec<String>,
+    /// Driver of the VF; none in records of plugins that did not note it.
+    #[serde(default)]
+    pub driver: String,
 }
 
 /// The folder of all records, `/var/lib/cni`.
@@ -96,17 +98,10 @@ impl Store {
         let failed = |error: io::Error| Error::io(path.display(), &error);
         make_folder(&folder).map_err(failed)?;
         let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path).map_err(failed)?;
-        loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => break,
-                Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < until => thread::sleep(PAUSE),
-                Err(Errno::WOULDBLOCK) => {
-                    let message = format!("{}: another run of this plugin has the VF; try again", path.display());
-                    return Err(Error::new(Code::TryAgain, message));
-                }
-                Err(error) => return Err(failed(error.into())),
-            }
-        }
+        let file = vfctl::lock::lock(file, until).map_err(failed)?.ok_or_else(|| {
+            let message = format!("{}: another run of this plugin has the VF; try again", path.display());
+            Error::new(Code::TryAgain, message)
+        })?;
         // An IPAM plugin inherits the lock: if it survives this program, DEL waits for its end and releases what it
         // took.
         fcntl_setfd(&file, FdFlags::empty()).map_err(|error| failed(error.into()))?;
@@ -241,7 +236,13 @@ mod tests {
             interface: "net1".into(),
             netns: "/run/netns/a".into(),
             vf: vf.into(),
-            link: Some(Original { name: "eth1".into(), mac: "52:54:00:00:00:01".into(), up: false }),
+            link: Some(Original {
+                name: "eth1".into(),
+                mac: "52:54:00:00:00:01".into(),
+                up: false,
+                altnames: vec!["enp1s0v0".into()],
+                driver: "virtio-pci".into(),
+            }),
             arguments: String::new(),
             config: "{}".into(),
         }

@@ -1,6 +1,8 @@
 //! The system that a command works on, and the command's input. Tests replace the system.
 
-use std::path::PathBuf;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vfctl::Roots;
@@ -68,6 +70,8 @@ pub struct System<'a> {
     pub channel: &'a dyn Fn() -> Result<Box<dyn Governor>>,
     /// The name of the device that has an interface.
     pub owner: fn(&Link) -> Option<String>,
+    /// Writes to a file of sysfs that a driver has.
+    pub write: &'a dyn Fn(&Path, &str) -> io::Result<()>,
     /// Receives each step of ADD.
     pub step: &'a dyn Fn(Step),
     /// Time until another run of the plugin releases a VF.
@@ -82,6 +86,7 @@ impl System<'_> {
             store: Store::new(&PathBuf::from("/var/lib/cni")),
             channel: &crate::governor::open,
             owner: |link| link.parent.clone(),
+            write: &|path, text| OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes()),
             step: &|_| {},
             limit: Duration::from_secs(60),
         }

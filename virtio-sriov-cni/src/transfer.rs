@@ -14,8 +14,9 @@ use crate::system::Step;
 /// Moves an interface into a namespace under a new name.
 ///
 /// It gets the name in a temporary namespace: the name may be taken where it comes from, its old name may be taken
-/// where it goes, and udev of the host, which names what appears, does not see the change. If the plugin is killed in
-/// between, the namespace ends, and Linux returns the interface to the host.
+/// where it goes, and udev of the host, which names what appears, does not see the change. There it also loses its
+/// further names, one of which may be taken where it goes; those that a container gives it, for that purpose. If the
+/// plugin is killed in between, the namespace ends, and Linux returns the interface to the host.
 ///
 /// # Errors
 ///
@@ -39,12 +40,13 @@ pub(crate) fn transfer(
     step(Step::Temporary);
     let arrived = vf.link(&netlink, owner)?.ok_or_else(missing)?;
     let index = arrived.index;
-    let moved = netlink.change(index, &Change { name: Some(name), ..Change::default() }).and_then(|()| {
+    let moved = netlink.remove_altnames(index, &arrived.altnames).and_then(|()| {
+        netlink.change(index, &Change { name: Some(name), ..Change::default() })?;
         step(Step::Renamed);
         send(&netlink, index, to)
     });
     if let Err(error) = moved {
-        // Back, as it was.
+        // Back, with its name.
         let back = Change { name: Some(&link.name), ..Change::default() };
         let returned = netlink.change(index, &back).and_then(|()| send(&netlink, index, from));
         returned.map_err(|error| failed("returning it", &error))?;

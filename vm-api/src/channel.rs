@@ -121,6 +121,7 @@ pub struct Named {
 /// New settings of a VF. What is left out stays.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+// The keys of `GuestSettings` once more: with `flatten`, serde would ignore keys that it does not know.
 pub struct Set {
     /// PCI address of the VF.
     pub vf: String,
@@ -263,6 +264,20 @@ mod tests {
 
     fn request(line: &str) -> Option<Command> {
         serde_json::from_str::<Request>(line).ok().and_then(Request::command)
+    }
+
+    /// The keys that a type has, from the error for another one.
+    fn keys<T: serde::de::DeserializeOwned>() -> Vec<String> {
+        let error = serde_json::from_str::<T>(r#"{"none":1}"#).err().unwrap().to_string();
+        let keys = error.split('`').skip(3).step_by(2).map(String::from);
+        keys.collect()
+    }
+
+    #[test]
+    fn a_change_has_the_keys_of_a_guests_settings() {
+        let settings = keys::<crate::config::net::guest_control::GuestSettings>();
+        assert!(settings.contains(&"max_tx_rate".to_string()), "{settings:?}");
+        assert_eq!(keys::<Set>(), ["vf".to_string()].into_iter().chain(settings).collect::<Vec<_>>());
     }
 
     #[test]

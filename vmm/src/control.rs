@@ -9,6 +9,7 @@ mod connection;
 mod counter_texts;
 mod failure;
 mod followers;
+mod guest_reports;
 mod guest_vfs;
 mod in_force;
 mod info;
@@ -119,6 +120,9 @@ impl ControlLoop {
             if let Some(vm) = self.instance.as_mut().and_then(Instance::vm_mut) {
                 vm.announce();
                 vm.reclaim();
+            }
+            if let Some(instance) = &mut self.instance {
+                instance.report_late(Instant::now());
             }
             if ready.signal {
                 log::info!("vmm: stopped by a signal");
@@ -304,7 +308,8 @@ impl ControlLoop {
             None if !self.deferred.is_empty() => Some(AT_ONCE),
             _ => unread.then_some(REMINDER),
         };
-        let waits = [timeout, vm.and_then(Vm::wait_to_announce), vm.and_then(Vm::wait_to_reclaim)];
+        let report = self.instance.as_ref().and_then(|instance| instance.wait_to_report(Instant::now()));
+        let waits = [timeout, report, vm.and_then(Vm::wait_to_announce), vm.and_then(Vm::wait_to_reclaim)];
         sources.wait(waits.into_iter().flatten().min())
     }
 

@@ -58,6 +58,15 @@ pub trait HostNic {
         self.set_mac(mac)
     }
 
+    /// Puts off what several changes have in common until [`Self::end_changes`]: a switch builds one table for all of
+    /// them.
+    fn begin_changes(&mut self) {}
+
+    /// Ends that. The changes since [`Self::begin_changes`] apply to all frames after a wait.
+    fn end_changes(&mut self) -> Replaced {
+        Replaced::default()
+    }
+
     /// Keeps the host's settings of a VF that now has others of its guest. The next conventional reset returns to them
     /// before a driver can see the VF again. `None` keeps the current ones.
     fn return_to(&mut self, _host: Option<HostSettings>) {}

@@ -70,6 +70,15 @@ impl HostNic for Net {
         Ok(self.take_mac(mac))
     }
 
+    fn begin_changes(&mut self) {
+        self.is_changing = true;
+    }
+
+    fn end_changes(&mut self) -> Replaced {
+        self.is_changing = false;
+        self.carrier_changed().unwrap_or_default()
+    }
+
     fn return_to(&mut self, host: Option<HostSettings>) {
         self.host = host.map(Box::new);
     }

@@ -1,6 +1,8 @@
 //! The state that a switch's workers share: its ports, its uplink, and its forwarding table.
 
 use std::num::NonZeroU32;
+#[cfg(any(test, feature = "testing"))]
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -99,6 +101,9 @@ pub(crate) struct SwitchCore {
     shares: Option<Mutex<Shares>>,
     mailboxes: Box<[WorkerMailbox]>,
     table: ArcSwap<Table>,
+    /// The number of tables that were built.
+    #[cfg(any(test, feature = "testing"))]
+    tables: AtomicU64,
     /// Earlier tables that a batch may still use.
     retired: Retired,
     /// The table does not match the ports.
@@ -149,6 +154,8 @@ impl SwitchCore {
             shares,
             mailboxes,
             table: ArcSwap::from_pointee(Table::new(mode, &[], None)),
+            #[cfg(any(test, feature = "testing"))]
+            tables: AtomicU64::new(0),
             retired: Retired::new(Holder::Switch),
             stale: AtomicBool::new(false),
             next: Mutex::new(None),
@@ -315,16 +322,25 @@ impl SwitchCore {
 
     /// See [`Switch::set_ports`](super::Switch::set_ports).
     pub(crate) fn set_ports(&self, ports: impl IntoIterator<Item = (PortIndex, PortSettings)>) -> Replaced {
-        for (port, settings) in ports {
-            if let Some(slot) = self.slots.get(usize::from(port)) {
-                slot.settings.store(Some(Arc::new(settings)));
-                if let Some(shares) = &self.shares {
-                    shares.lock().set(port, settings.min_tx_rate, settings.weight);
-                }
-                self.follow_uplink(port);
-            }
-        }
+        ports.into_iter().for_each(|(port, settings)| self.prepare_port(port, settings));
         self.make_table()
+    }
+
+    /// See [`Switch::prepare_port`](super::Switch::prepare_port).
+    pub(crate) fn prepare_port(&self, port: PortIndex, settings: PortSettings) {
+        if let Some(slot) = self.slots.get(usize::from(port)) {
+            slot.settings.store(Some(Arc::new(settings)));
+            if let Some(shares) = &self.shares {
+                shares.lock().set(port, settings.min_tx_rate, settings.weight);
+            }
+            self.follow_uplink(port);
+        }
+    }
+
+    /// See [`Switch::tables`](super::Switch::tables).
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn tables(&self) -> u64 {
+        self.tables.load(Ordering::Relaxed)
     }
 
     /// Makes a port's link follow the uplink's, or stay up while that is down.
@@ -469,6 +485,8 @@ impl SwitchCore {
     /// Rebuilds the table. Earlier changes apply to all frames once the caller has waited for the returned handle.
     fn make_table(&self) -> Replaced {
         let mut next = self.next.lock();
+        #[cfg(any(test, feature = "testing"))]
+        self.tables.fetch_add(1, Ordering::Relaxed);
         let began = Instant::now();
         self.stale.store(false, Ordering::Release);
         self.refresh.get().into_iter().for_each(|refresh| refresh());

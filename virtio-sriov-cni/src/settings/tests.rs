@@ -68,6 +68,10 @@ fn the_keys_of_sriov_cni_are_settings() {
 #[rstest]
 #[case::trust(&[("trust", json!("on"))], "trust=on: ")]
 #[case::guarantee(&[("min_tx_rate", json!(100))], "min_tx_rate=100: ")]
+#[case::infiniband(
+    &[("runtimeConfig", json!({"infinibandGUID": "c2:11:22:33:44:55:66:77"}))],
+    "runtimeConfig.infinibandGUID=c2:11:22:33:44:55:66:77: "
+)]
 #[case::trunk(&[("vlan_trunk", json!("10-30"))], "vlan_trunk=10-30: ")]
 fn a_key_that_the_channel_cannot_set_is_refused(#[case] extra: &[(&str, Value)], #[case] start: &str) {
     let error = read(extra).unwrap_err();
@@ -126,7 +130,9 @@ fn multus_may_pass_the_device_as_runtime_configuration() {
     let runtime = json!({"runtimeConfig": {"deviceID": "0000:01:00.2"}});
     assert_eq!(read_with(&runtime, "").unwrap().vf, "0000:01:00.2");
     let both = json!({"deviceID": "01:00.3", "runtimeConfig": {"deviceID": "0000:01:00.2"}});
-    assert_eq!(read_with(&both, "").unwrap().vf, "0000:01:00.3");
+    assert_eq!(read_with(&both, "").unwrap().vf, "0000:01:00.2");
+    let null = json!({"deviceID": "01:00.3", "runtimeConfig": {"deviceID": null}});
+    assert_eq!(read_with(&null, "").unwrap().vf, "0000:01:00.3");
 }
 
 #[rstest]

@@ -1,32 +1,28 @@
 //! VFs that the guest governs: its settings for them, and what the host says about them.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pci::VfIndex;
-use virtio_devices::{BackendKind, RateLimit, RateLimiter};
+use virtio_devices::BackendKind;
 use vm_api::config::net::guest_control::{GuestControl, GuestSettings};
 
 use crate::config::net::guest_control::{self, HostVf};
 use crate::config::net::policy;
 use crate::config::{LinkPolicy, MacAddress, NetConfig, NicPlan, PlannedVm, VfConfig};
+use crate::control::guest_reports::GuestReports;
 use crate::control::in_force::{InForce, NewMac, put_in_force};
 use crate::control::set_vf;
 use crate::devices::Plugged;
 use crate::machine_state::GuestVfState;
 use crate::vm::Vm;
 
-/// Changes by the guest that are reported per second; more are counted.
-const REPORTS: RateLimit = RateLimit { size: 4, one_time_burst: 0, refill: Duration::from_secs(1) };
-
 /// Settings of the guest for all its VFs.
 pub(crate) struct GuestVfs {
     /// By PF and index.
     pub vfs: HashMap<(String, u16), GuestVf>,
-    /// Rate limiter of reports.
-    pub reports: RateLimiter,
-    /// Number of changes since the last report.
-    pub unreported: u64,
+    /// Reports of changes.
+    pub reports: GuestReports,
 }
 
 /// Settings of the guest for one VF.
@@ -40,7 +36,7 @@ pub(crate) struct GuestVf {
 impl GuestVfs {
     /// None yet.
     pub(crate) fn new() -> Self {
-        Self { vfs: HashMap::new(), reports: RateLimiter::of_ops(REPORTS, Instant::now()), unreported: 0 }
+        Self { vfs: HashMap::new(), reports: GuestReports::new(Instant::now()) }
     }
 
     /// Forgets all settings: the devices are others.

@@ -1,7 +1,7 @@
 //! Putting settings of a VF into force, whether a client of the host or the guest has given them.
 
 use pci::VfIndex;
-use virtio_devices::{HostNic, HostSettings, PortSettings, Replaced, Status};
+use virtio_devices::{HostNic, HostSettings, PortSettings, Replaced, Status, Switch};
 
 use crate::api::{Failure, SetVf};
 use crate::config::net::switch;
@@ -77,29 +77,35 @@ pub(crate) fn put_in_force(plugged: &Plugged, new: &InForce<'_>) -> Result<Repla
         }
         let driven = status.is_some_and(|status| status.driver.contains(Status::DRIVER));
         let port = device.host_nic(vf).ok_or_else(|| no_vf(pf, index))?;
-        let mut replaced = Replaced::default();
-        match new.mac {
-            NewMac::Stays => {}
-            NewMac::OfHost(change, plans) => {
-                replaced = replaced.and(set_vf::set_mac(port, (change, index), plans, driven)?);
-            }
-            NewMac::OfGuest(mac) => replaced = replaced.and(set_mac_for_guest(port, new.vf, mac)?),
-        }
-        if let Some(link) = new.link {
-            port.follow_tap(link == LinkPolicy::Auto);
-            replaced = replaced.and(port.set_link(link != LinkPolicy::Down));
-        }
-        if let Some(plan) = new.policy {
-            replaced = replaced.and(port.set_policy(plan.spec.policy.clone(), plan.spec.limits));
-        }
-        port.return_to(new.host.clone());
-        Ok(replaced)
+        // All under this lock, also on the switch: a VF that is disabled has the host's settings from then on.
+        port.begin_changes();
+        let changed = change(port, plugged, new, driven);
+        let table = port.end_changes();
+        changed.map(|replaced| replaced.and(table))
     });
-    let replaced = set.unwrap_or_else(|| Err(no_vf(pf, index)))?;
-    Ok(match new.port {
-        Some(plan) => replaced.and(set_port(plugged, index, plan, new.port_link)),
-        None => replaced,
-    })
+    set.unwrap_or_else(|| Err(no_vf(pf, index)))
+}
+
+/// Makes the changes, without a table of its switch. Fails without a change.
+fn change(port: &mut dyn HostNic, plugged: &Plugged, new: &InForce<'_>, driven: bool) -> Result<Replaced, Failure> {
+    let index = new.vf.1;
+    let mut replaced = match new.mac {
+        NewMac::Stays => Replaced::default(),
+        NewMac::OfHost(change, plans) => set_vf::set_mac(port, (change, index), plans, driven)?,
+        NewMac::OfGuest(mac) => set_mac_for_guest(port, new.vf, mac)?,
+    };
+    if let Some(link) = new.link {
+        port.follow_tap(link == LinkPolicy::Auto);
+        replaced = replaced.and(port.set_link(link != LinkPolicy::Down));
+    }
+    if let Some(plan) = new.policy {
+        replaced = replaced.and(port.set_policy(plan.spec.policy.clone(), plan.spec.limits));
+    }
+    if let Some((switch, settings)) = new.port.and_then(|plan| on_switch(plugged, plan, new.port_link)) {
+        switch.prepare_port(switch::port_of(index), settings);
+    }
+    port.return_to(new.host.clone());
+    Ok(replaced)
 }
 
 fn set_mac_for_guest(port: &mut dyn HostNic, (pf, index): (&str, u16), mac: [u8; 6]) -> Result<Replaced, Failure> {
@@ -111,11 +117,13 @@ fn set_mac_for_guest(port: &mut dyn HostNic, (pf, index): (&str, u16), mac: [u8;
 /// Applies the plan's settings to a VF that is a port of a switch, except for the link, which clients and the guest
 /// set.
 pub(crate) fn set_port(plugged: &Plugged, index: u16, plan: &NicPlan, link: LinkPolicy) -> Replaced {
-    if let BackendPlan::Port(settings) = &plan.backend
-        && let Some(switch) = plugged.switch()
-    {
-        let settings = PortSettings { follows_uplink: link == LinkPolicy::Auto, ..*settings };
-        return switch.set_port(switch::port_of(index), settings);
-    }
-    Replaced::default()
+    let on_switch = on_switch(plugged, plan, link);
+    on_switch.map(|(switch, settings)| switch.set_port(switch::port_of(index), settings)).unwrap_or_default()
+}
+
+/// The switch that a VF is a port of, if it is, and the plan's settings for it.
+fn on_switch<'p>(plugged: &'p Plugged, plan: &NicPlan, link: LinkPolicy) -> Option<(&'p Switch, PortSettings)> {
+    let BackendPlan::Port(settings) = &plan.backend else { return None };
+    let settings = PortSettings { follows_uplink: link == LinkPolicy::Auto, ..*settings };
+    plugged.switch().map(|switch| (switch, settings))
 }

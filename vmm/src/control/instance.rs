@@ -346,6 +346,7 @@ impl Instance {
 
     /// Hands the VM over; dropping it shuts it down.
     pub(crate) fn give_up(&mut self) -> Option<Vm> {
+        self.report_rest();
         let mut vm = self.vm.take()?;
         self.events.end_watches();
         let removed = vm.remove_unplugged();

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pci::VfIndex;
 use virtio_devices::Replaced;
@@ -17,6 +17,7 @@ use super::Instance;
 use crate::api::Failure;
 use crate::config::net::guest_control;
 use crate::config::{LinkPolicy, MacAddress, NicPlan, PlannedVm};
+use crate::control::guest_reports::{GuestChange, Report};
 use crate::control::guest_vfs::{GuestVf, HostSide, backend_of, config_of, is_planned, nic_of, resets_of};
 use crate::control::in_force::{InForce, NewMac, host_settings, put_in_force};
 use crate::control::set_vf;
@@ -169,16 +170,34 @@ impl Instance {
         }
     }
 
-    /// Reports a change by the guest, at a limited rate: it may make as many as it likes.
+    /// Reports a change by the guest, now or by [`Self::report_late`].
     pub(super) fn report_guest_change(&mut self, pf: &str, index: u16, changed: &str) {
-        let now = Instant::now();
-        if !self.guest_vfs.reports.wait(now).is_zero() {
-            self.guest_vfs.unreported += 1;
-            return;
+        let change = GuestChange { pf: pf.to_string(), index, changed: changed.to_string() };
+        let report = self.guest_vfs.reports.add(change, Instant::now());
+        self.report(report);
+    }
+
+    /// Time until [`Self::report_late`] has something to report, if it has.
+    pub(crate) fn wait_to_report(&self, now: Instant) -> Option<Duration> {
+        self.guest_vfs.reports.wait(now)
+    }
+
+    /// Reports the last change by the guest, if it was one too many at its time.
+    pub(crate) fn report_late(&mut self, now: Instant) {
+        let report = self.guest_vfs.reports.due(now);
+        self.report(report);
+    }
+
+    /// Reports the last change of a guest that ends.
+    pub(super) fn report_rest(&mut self) {
+        let report = self.guest_vfs.reports.end();
+        self.report(report);
+    }
+
+    fn report(&self, report: Option<Report>) {
+        if let Some((GuestChange { pf, index, changed }, left_out)) = report {
+            self.tell_change(&pf, index, ("guest", &changed), left_out);
         }
-        self.guest_vfs.reports.take_op(now);
-        let left_out = std::mem::take(&mut self.guest_vfs.unreported);
-        self.tell_change(pf, index, ("guest", changed), left_out);
     }
 
     fn tell_change(&self, pf: &str, index: u16, (by, changed): (&str, &str), left_out: u64) {
@@ -244,7 +263,7 @@ impl Instance {
 }
 
 /// Puts the settings of the guest that remain for a VF into force.
-fn put_governed(
+pub(super) fn put_governed(
     plugged: &Plugged,
     governed: &Governed,
     vf: (&str, u16),

@@ -213,13 +213,13 @@ impl Instance {
 
 /// A change of VFs of a PF, with their plans before and after it. Each call takes the device's lock, which vCPUs take,
 /// for one VF alone.
-struct VfPlans<'a> {
-    change: &'a SetVf,
-    now: &'a PlannedVm,
+pub(super) struct VfPlans<'a> {
+    pub change: &'a SetVf,
+    pub now: &'a PlannedVm,
     /// `None` if the configuration does not change.
-    planned: Option<&'a PlannedVm>,
+    pub planned: Option<&'a PlannedVm>,
     /// The VFs among them for which the guest has made settings.
-    governed: HashMap<u16, Governed>,
+    pub governed: HashMap<u16, Governed>,
 }
 
 impl VfPlans<'_> {
@@ -238,7 +238,7 @@ impl VfPlans<'_> {
     }
 
     /// Changes VF `index`, whose host has set `link`. Only a MAC address, which one VF alone is given, can be refused.
-    fn apply(&self, plugged: &Plugged, index: u16, link: LinkPolicy) -> Result<Replaced, Failure> {
+    pub(super) fn apply(&self, plugged: &Plugged, index: u16, link: LinkPolicy) -> Result<Replaced, Failure> {
         let SetVf { pf, mac, policy, .. } = self.change;
         let planned = self.planned.and_then(|planned| set_vf::plan_of(planned, pf, index));
         let now = set_vf::plan_of(self.now, pf, index);

@@ -5,10 +5,15 @@ use pci::{Access, ConfigTarget as _, VfIndex};
 use serde_json::{Value, json};
 use vm_api::channel::{Command, Hello, Refusal, RefusalCode, Request};
 
+use super::super::guest_settings::put_governed;
+use super::super::vf_settings::VfPlans;
 use super::*;
 use crate::control::guest_vfs;
 use crate::control::info;
+use crate::control::set_vf;
 use crate::devices::Plugged;
+use crate::telemetry::events::EventStream;
+use crate::telemetry::monitor::EventMonitor;
 
 const RIGHTS: &str = r#"["vlan:100-199","mac","max_tx_rate:1000","link","spoofchk"]"#;
 const MAC: &str = "52:54:00:00:00:07";
@@ -270,4 +275,79 @@ fn an_untrusted_state_gives_a_vf_nothing_beyond_its_limits() {
     instance.restore_guest_settings(&all);
     assert_eq!((0..3).map(|index| shown(&instance, index)).collect::<Vec<_>>(), before);
     assert!(instance.saved_guest_settings().is_empty());
+}
+
+#[test]
+fn settings_decided_before_a_vf_was_disabled_do_not_come_back() {
+    let mut instance = governed();
+    let before = shown(&instance, 0);
+    let wanted = json!({"vlan": 120, "mac": MAC, "link": "down"});
+    let nic = |instance: &Instance| {
+        let read = |device: &mut dyn virtio_devices::VirtioPci| {
+            let nic = device.host_nic(Some(VfIndex(0))).unwrap();
+            (MacAddress(nic.mac()).to_string(), nic.link_up())
+        };
+        plugged(instance, "pf").slot().with(read).unwrap()
+    };
+    let host = (before["mac"].as_str().unwrap().to_string(), true);
+    for is_disabled in [false, true] {
+        set(&mut instance, 0, wanted.clone()).unwrap();
+        let change = serde_json::from_value::<SetVf>(json!({"pf": "pf", "index": 0, "storm": 9})).unwrap();
+        let planned = instance.planned_with_vf(&change).unwrap();
+        let plugged = plugged(&instance, "pf");
+        let governed = instance.governed_after(plugged, planned.as_ref(), (0..=0, None));
+        // The guest is faster than the control thread.
+        if is_disabled {
+            write(&instance, "pf", sriov::CONTROL_STATUS, 0);
+            enable(&instance, "pf", 2);
+            assert_eq!(nic(&instance), host);
+        }
+        let plan = set_vf::plan_of(&instance.planned, "pf", 0).unwrap();
+        let put = put_governed(plugged, &governed[&0], ("pf", 0), (plan, LinkPolicy::Auto));
+        assert_eq!(put.is_err_and(|failure| failure.kind == ErrorKind::NotFound), is_disabled);
+        let expected = if is_disabled { host.clone() } else { (MAC.to_string(), false) };
+        assert_eq!(nic(&instance), expected);
+        // The host's own change applies to the VF that exists now.
+        let plans = VfPlans { change: &change, now: &instance.planned, planned: planned.as_ref(), governed };
+        plans.apply(plugged, 0, LinkPolicy::Auto).unwrap().wait().unwrap();
+        assert_eq!(nic(&instance), expected);
+    }
+}
+
+#[test]
+fn a_change_of_all_keys_builds_one_table_of_the_switch() {
+    let mut instance = governed();
+    let tables = |instance: &Instance| plugged(instance, "pf").switch().unwrap().tables();
+    let before = tables(&instance);
+    set(&mut instance, 0, json!({"vlan": 120, "mac": MAC, "max_tx_rate": 200, "link": "down"})).unwrap();
+    assert_eq!(tables(&instance), before + 1);
+    set_by_host(&mut instance, json!({"index": 1, "mac": "52:54:00:00:00:09", "vlan": 7, "link": "down"})).unwrap();
+    assert_eq!(tables(&instance), before + 2);
+    let vf = address(&instance, "pf", 0);
+    request(&mut instance, json!({"reset": {"vf": vf}})).unwrap();
+    assert_eq!(tables(&instance), before + 3);
+}
+
+#[test]
+fn the_last_of_many_changes_is_reported_in_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("events");
+    let output = EventMonitor::Path(path.clone()).open().unwrap();
+    let (stream, events) = EventStream::start(output, Instant::now()).unwrap();
+    let mut instance = governed();
+    instance.events = events;
+    let mut vlan = 100;
+    let now = Instant::now();
+    while instance.wait_to_report(now).is_none() {
+        vlan += 1;
+        set(&mut instance, 0, json!({ "vlan": vlan })).unwrap();
+    }
+    instance.report_late(now + Duration::from_secs(60));
+    assert_eq!(instance.wait_to_report(now), None);
+    drop(stream);
+    let text = std::fs::read_to_string(path).unwrap();
+    let values: Vec<Value> = serde_json::Deserializer::from_str(&text).into_iter().map(Result::unwrap).collect();
+    let last = &values.last().unwrap()["properties"];
+    assert_eq!((&last["by"], &last["index"], &last["left_out"]), (&json!("guest"), &json!("0"), &Value::Null));
+    assert_eq!(last["changed"], format!("vlan {} -> {vlan}", vlan - 1));
 }
