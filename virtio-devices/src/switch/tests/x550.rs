@@ -266,6 +266,9 @@ fn frames_pass_between_vfs_the_pf_and_the_uplink() {
     assert_eq!([0, 2, 4, 6, 8].map(|queue| card.frames(queue).len()), [1, 1, 1, 1, 0]);
     assert_eq!(card.counter(Place::Vf(1), Counter::TxFrames), 2);
     assert_eq!(card.read(0x101c + 0x40), 2, "PVFGPRC of VF 1");
+    // DPDK adds these up: 6 frames were received in all rings, and 4 sent. Bytes are without the checksum.
+    assert_eq!([0x1030, 0x1034, 0x1038].map(|at| card.read(at)), [6, 100 + 1514 + 4 * 64, 0], "QPRC and QBRC");
+    assert_eq!([0x8680, 0x8700, 0x8704].map(|at| card.read(at)), [4, 100 + 1514 + 60 + 64, 0], "QPTC and QBTC");
 }
 
 /// X29: loopback.

@@ -258,6 +258,7 @@ impl SendRing for X550Tx<'_, '_> {
             nic.count(Statistic::FramesSent, self.frames);
             nic.count(Statistic::BytesSent, self.bytes);
             nic.count(Statistic::Spoofed, self.spoofed);
+            nic.count_queue(Direction::Transmit, self.number, self.frames, self.bytes);
             if let (Place::Vf(index), _) = nic.owner(self.number) {
                 nic.count_vf(index, VfCounter::FramesSent, self.frames);
                 nic.count_vf(index, VfCounter::BytesSent, self.bytes);
