@@ -48,8 +48,14 @@ impl Nic {
         effects
     }
 
-    /// Begins the intervals of vectors whose messages are sent now.
+    /// Sends vectors because of their queues, which begins their intervals.
     fn sent(&mut self, place: Place, vectors: u64) -> Effects {
+        self.begin(place, vectors);
+        Effects::send(place, vectors)
+    }
+
+    /// Begins the intervals of vectors whose messages are sent now.
+    fn begin(&mut self, place: Place, vectors: u64) {
         if vectors != 0 {
             let intervals: Vec<(u16, u32)> = (0..64)
                 .filter(|vector| vectors >> vector & 1 != 0)
@@ -61,13 +67,13 @@ impl Nic {
                 moderation.sent(vectors, now, of);
             }
         }
-        Effects::send(place, vectors)
     }
 
     /// Ends an access that may have enabled vectors: sends messages, and makes those within an interval wait.
-    pub(crate) fn messages(&mut self, place: Place, Sent { now, later }: Sent) -> Effects {
+    pub(crate) fn messages(&mut self, place: Place, Sent { now, other, later }: Sent) -> Effects {
         let is_new = later != 0 && self.defer(place, later);
-        Effects { moderation: is_new, ..self.sent(place, now) }
+        self.begin(place, now);
+        Effects { moderation: is_new, ..Effects::send(place, now | other) }
     }
 
     fn defer(&mut self, place: Place, vectors: u64) -> bool {

@@ -46,6 +46,25 @@ fn sent_at(nic: &mut Nic, now: u64) -> Vec<(Place, u64)> {
 
 /// X30: EITR.
 #[test]
+fn another_cause_of_a_vector_leaves_its_queue_waiting() {
+    // Queue 127 and all other causes share vector 0, which clears itself and is not masked by its message.
+    let mut nic = nic();
+    for (offset, value) in [(0x900 + 4 * 63, 0x8080_0000), (0xa00, 0x8000), (0x820, 200), (0x810, 1), (0x880, 1)] {
+        write(&mut nic, PF, offset, value);
+    }
+    // A changed link, whose cause is set before or after it is enabled.
+    for (now, registers) in [(1000, [0x808, 0x880]), (2000, [0x880, 0x808])] {
+        nic.set_time(now);
+        assert_eq!((received(&mut nic, QUEUES.1), received(&mut nic, QUEUES.1)), (vec![(PF, 1)], vec![]));
+        assert_eq!(registers.map(|register| sent(&mut nic, PF, register, 1 << 20)), [vec![], vec![(PF, 1)]]);
+        assert_eq!((nic.due(), sent_at(&mut nic, now + 49)), (Some(now + 50), vec![]));
+        assert_eq!((sent_at(&mut nic, now + 50), nic.due()), (vec![(PF, 1)], None));
+        [0x888, 0x800].map(|register| write(&mut nic, PF, register, 1 << 20));
+    }
+}
+
+/// X30: EITR.
+#[test]
 fn an_event_within_the_interval_is_sent_at_its_end() {
     for (place, queue, enable, bit, message) in
         [(VF, QUEUES.0, ENABLE, 1, (VF, 1)), (PF, QUEUES.1, 0xaa4, 1 << 8, (PF, 1 << 40))]
