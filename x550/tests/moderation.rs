@@ -59,7 +59,7 @@ fn another_cause_of_a_vector_leaves_its_queue_waiting() {
         assert_eq!(registers.map(|register| sent(&mut nic, PF, register, 1 << 20)), [vec![], vec![(PF, 1)]]);
         assert_eq!((nic.due(), sent_at(&mut nic, now + 49)), (Some(now + 50), vec![]));
         assert_eq!((sent_at(&mut nic, now + 50), nic.due()), (vec![(PF, 1)], None));
-        [0x888, 0x800].map(|register| write(&mut nic, PF, register, 1 << 20));
+        [0x888, 0x800].into_iter().for_each(|register| write(&mut nic, PF, register, 1 << 20));
     }
 }
 

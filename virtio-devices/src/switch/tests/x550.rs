@@ -1,5 +1,6 @@
 //! The functions of an X550 on a switch, with their driver's side in this process.
 
+mod interrupts;
 mod moderation;
 mod uplink_policy;
 

@@ -10,7 +10,7 @@ const VF_QUEUE: u16 = 2;
 const VF_REGISTERS: u64 = 0x4000;
 
 impl Card {
-    fn write_vf(&mut self, offset: u64, value: u32) {
+    pub(super) fn write_vf(&mut self, offset: u64, value: u32) {
         let window = WindowId::VfBar(BarIndex::new(0).unwrap());
         let _ = self.device.mmio_write(window, VF_REGISTERS + offset, &value.to_le_bytes());
     }
