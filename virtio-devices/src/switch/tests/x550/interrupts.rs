@@ -13,6 +13,7 @@ use crate::switch::frame::body::Body;
 use crate::switch::rx_run::{Delivery, DeliveryReason, RxScratch};
 use crate::switch::switch_core::{Deferred, SwitchCore};
 use crate::switch::table::Route;
+use crate::testing::driver_queue::eventually;
 
 /// Delivers a frame to VF 1 as a sender does whose batch has not ended: the driver has not been notified.
 fn deliver_silently(card: &Card) {
@@ -58,9 +59,8 @@ fn a_broken_queue_reports_its_last_frames() {
     assert_eq!(card.counter(Place::Vf(1), Counter::Interrupts), 1);
 }
 
-/// X30: EITR.
-#[test]
-fn before_any_queue_runs_an_enable_is_answered_at_once() {
+/// A NIC on a switch with a thread, which starts with the first queue. The switch ends last.
+fn threaded() -> (X550Sriov, Switch) {
     let spec = SwitchSpec {
         id: "nic".into(),
         mode: SwitchMode::Veb,
@@ -74,20 +74,45 @@ fn before_any_queue_runs_an_enable_is_answered_at_once() {
     let vfs = VfPlacement { total_vfs: VFS, first_vf_offset: 0x100 - PF.to_bits(), vf_stride: 1 };
     let spec = X550Spec { id: "nic".into(), model: X550Model::X550, mac: mac(9), total_vfs: VFS };
     let placement = Placement { segment: 0, rid: PF, vfs: Some(vfs) };
-    let mut device = X550Sriov::new(spec, placement, &memory, switch.x550(mac(9), VFS)).unwrap();
-    let mut write = |offset: u64, value: u32| {
-        let _ = device.mmio_write(WindowId::Bar(REGISTERS_BAR), offset, &value.to_le_bytes());
-    };
-    // Vector 0 clears itself. It has an interval of 50 us, which its first message begins.
-    for (offset, value) in [(0x810, 1), (0x820, 200), (0x880, 1), (0x808, 1)] {
-        write(offset, value);
+    (X550Sriov::new(spec, placement, &memory, switch.x550(mac(9), VFS)).unwrap(), switch)
+}
+
+fn write_all(device: &mut X550Sriov, registers: &[(u64, u32)]) {
+    for (offset, value) in registers {
+        let _ = device.mmio_write(WindowId::Bar(REGISTERS_BAR), *offset, &value.to_le_bytes());
     }
-    // Its cause is set again while it is masked.
-    for offset in [0x888, 0x808, 0x880] {
-        write(offset, 1);
-    }
+}
+
+/// Writes by which vector 0 clears itself, and sends a message, which begins an interval.
+const FIRST: [(u64, u32); 4] = [(0x810, 1), (0x820, 0xff8), (0x880, 1), (0x808, 1)];
+/// Writes by which its cause is set again while it is masked.
+const AGAIN: [(u64, u32); 3] = [(0x888, 1), (0x808, 1), (0x880, 1)];
+
+/// X30: EITR.
+#[test]
+fn before_any_queue_runs_an_enable_is_answered_at_once() {
+    let (mut device, _switch) = threaded();
+    write_all(&mut device, &FIRST);
+    write_all(&mut device, &AGAIN);
     let nic = device.nic();
     assert_eq!((nic.due(), nic.lock().save().vectors[0]), (None, 0), "the message was sent");
+}
+
+#[test]
+fn an_enable_that_waits_wakes_the_thread_of_the_switch() {
+    let (mut device, _switch) = threaded();
+    let _ = device.config_write(PF, Dword::containing(4), DwordWrite::full(6));
+    // A transmit ring of the PF starts the thread, which has nothing to wait for.
+    write_all(&mut device, &[(0x6008, 128), (0x4a80, 1), (0x6028, 1 << 25)]);
+    eventually("an enable within the interval of a millisecond", || {
+        write_all(&mut device, &FIRST);
+        // The thread sleeps by now, or soon.
+        std::thread::sleep(Duration::from_micros(100));
+        write_all(&mut device, &AGAIN);
+        device.nic().due().is_some()
+    });
+    eventually("the end of the interval", || device.nic().due().is_none());
+    assert_eq!(device.nic().lock().save().vectors[0], 0, "the message was sent");
 }
 
 /// Interrupts that are always due.

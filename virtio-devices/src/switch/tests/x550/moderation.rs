@@ -89,7 +89,7 @@ fn a_pause_sends_the_interrupts_that_wait() {
 }
 
 #[test]
-fn an_enable_that_waits_wakes_a_worker() {
+fn an_enable_that_waits_sets_the_time_of_a_worker() {
     let clock = StoppedClock::new();
     let mut card = Card::moderated();
     card.send(0, &frame(mac(0), mac(1), 100));
