@@ -104,15 +104,16 @@ fn an_enable_that_waits_wakes_the_thread_of_the_switch() {
     let _ = device.config_write(PF, Dword::containing(4), DwordWrite::full(6));
     // A transmit ring of the PF starts the thread, which has nothing to wait for.
     write_all(&mut device, &[(0x6008, 128), (0x4a80, 1), (0x6028, 1 << 25)]);
-    eventually("an enable within the interval of a millisecond", || {
-        write_all(&mut device, &FIRST);
-        // The thread sleeps by now, or soon.
-        std::thread::sleep(Duration::from_micros(100));
-        write_all(&mut device, &AGAIN);
-        device.nic().due().is_some()
-    });
-    eventually("the end of the interval", || device.nic().due().is_none());
-    assert_eq!(device.nic().lock().save().vectors[0], 0, "the message was sent");
+    // At first it makes a table, and wakes by itself.
+    for _ in 0..50 {
+        eventually("an enable within the interval of a millisecond", || {
+            write_all(&mut device, &FIRST);
+            write_all(&mut device, &AGAIN);
+            device.nic().due().is_some()
+        });
+        eventually("the end of the interval", || device.nic().due().is_none());
+        assert_eq!(device.nic().lock().save().vectors[0], 0, "the message was sent");
+    }
 }
 
 /// Interrupts that are always due.
