@@ -25,7 +25,7 @@ struct Vector {
     report: Report,
 }
 
-/// What was sent.
+/// Descriptors and bytes that were sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Report {
     descriptors: u32,

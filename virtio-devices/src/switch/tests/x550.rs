@@ -2,6 +2,7 @@
 
 mod interrupts;
 mod moderation;
+mod segments;
 mod uplink_policy;
 
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -470,58 +471,6 @@ fn uncut(payload: usize) -> Vec<u8> {
     frame[14..34].copy_from_slice(&[0x45, 0, 0, 0, 0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
     frame[34..54].copy_from_slice(&[0x12, 0x34, 0, 80, 0, 0, 0, 9, 0, 0, 0, 0, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
     frame
-}
-
-fn sum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
-    let sum: u32 = words.sum();
-    ((sum & 0xffff) + (sum >> 16)) as u16
-}
-
-/// X25: transmit descriptors.
-#[test]
-fn a_long_segment_is_cut_and_each_part_has_its_checksums() {
-    let mut card = Card::new();
-    let long = uncut(4000);
-    let at = card.store(0, &long);
-    let context = [14 << 9 | 20, 0, 2 << 20 | 1 << 29 | 1 << 11 | 1 << 10, 1448 << 16 | 20 << 8];
-    let first = [at, 0, data(4054) | 1 << 31, 4000 << 14 | 1 << 9 | 1 << 8 | 1 << 7];
-    card.send_descriptors(0, &[context, first]);
-    let frames = card.frames(2);
-    assert_eq!(frames.iter().map(Vec::len).collect::<Vec<_>>(), [1502, 1502, 54 + 4000 - 2 * 1448]);
-    for (n, frame) in frames.iter().enumerate() {
-        let total = u16::from_be_bytes([frame[16], frame[17]]);
-        assert_eq!(usize::from(total), frame.len() - 14);
-        assert_eq!(sum(&frame[14..34]), 0xffff, "IP header of {n}");
-        let pseudo = [&frame[26..34], &[0, 6], &(total - 20).to_be_bytes(), &frame[34..]].concat();
-        assert_eq!(sum(&pseudo), 0xffff, "TCP of {n}");
-        assert_eq!(frame[54..], long[54 + 1448 * n..][..frame.len() - 54]);
-    }
-}
-
-#[test]
-fn a_queue_that_is_added_repeats_no_frame() {
-    let mut card = Card::new();
-    // It is cut into 7 parts of 4 buffers, and costs more than a turn before all have it.
-    let mut long = uncut(56_000);
-    long[..6].copy_from_slice(&[0xff; 6]);
-    let at = card.store(0, &long);
-    let context = [14 << 9 | 20, 0, 2 << 20 | 1 << 29 | 1 << 11 | 1 << 10, 8138 << 16 | 20 << 8];
-    let first = [at, 0, data(56_054) | 1 << 31, 56_000 << 14 | 1 << 9 | 1 << 8 | 1 << 7];
-    for (n, descriptor) in [context, first].into_iter().enumerate() {
-        let bytes = descriptor.map(u32::to_le_bytes).concat();
-        card.memory.write_slice(&bytes, GuestAddress(area(0) + 0x1000 + 16 * n as u64)).unwrap();
-    }
-    card.write(0x6018, 2);
-    card.worker.step(Some(Duration::ZERO));
-    let received = |card: &mut Card| [2, 4, 6, 8].map(|queue| card.frames(queue).len());
-    let mut got = received(&mut card);
-    assert_eq!((got.iter().filter(|parts| **parts == 7).count(), card.read(0x6010)), (3, 0), "{got:?}");
-    // The driver enables a further queue of the pool, so its port is opened again.
-    card.start(1);
-    card.run();
-    got.iter_mut().zip(received(&mut card)).for_each(|(got, more)| *got += more);
-    assert_eq!((got.iter().max(), card.read(0x6010)), (Some(&7), 2), "{got:?}");
 }
 
 #[test]

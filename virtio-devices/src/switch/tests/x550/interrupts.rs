@@ -10,6 +10,7 @@ use crate::frames::policy::Head;
 use crate::os::clock;
 use crate::switch::frame::Frame;
 use crate::switch::frame::body::Body;
+use crate::switch::mailbox::WorkerMailbox;
 use crate::switch::rx_run::{Delivery, DeliveryReason, RxScratch};
 use crate::switch::switch_core::{Deferred, SwitchCore};
 use crate::switch::table::Route;
@@ -149,16 +150,11 @@ fn messages_are_sent_between_the_turns_of_busy_ports() {
 
 #[test]
 fn a_message_that_waits_wakes_all_workers() {
-    let spec = SwitchSpec {
-        id: "nic".into(),
-        mode: SwitchMode::Veb,
-        ports: 2,
-        workers: 3,
-        uplink: None,
-        uplink_rate: None,
-    };
+    let spec =
+        SwitchSpec { id: "nic".into(), mode: SwitchMode::Veb, ports: 2, workers: 3, uplink: None, uplink_rate: None };
     let core = SwitchCore::new(spec).unwrap();
-    let woken = || core.mailboxes().iter().filter(|mailbox| mailbox.wait(Some(Duration::ZERO), &mut Vec::new())).count();
+    let is_woken = |mailbox: &&WorkerMailbox| mailbox.wait(Some(Duration::ZERO), &mut Vec::new());
+    let woken = || core.mailboxes().iter().filter(is_woken).count();
     while woken() != 0 {}
     core.watch_interrupts();
     assert_eq!(woken(), 3);
