@@ -42,7 +42,8 @@ fn set_up(nic: &mut Nic) {
     assert_eq!((nic.owner(QUEUES.0), nic.owner(QUEUES.1)), ((VF, 0), (PF, 127)));
 }
 
-type Messages = &'static [(Place, u64)];
+/// A reset, the messages that wait after it, and the time of the first; 0 without any.
+type Reset = (fn(&mut Nic), &'static [(Place, u64)], u64);
 
 fn received(nic: &mut Nic, queue: u16) -> Vec<(Place, u64)> {
     nic.queue_event(Direction::Receive, queue).vectors
@@ -212,7 +213,7 @@ fn resets_end_intervals_without_a_message() {
     };
     let both = vec![(PF, 1 << 40), (VF, 1)];
     assert_eq!(sent_at(&mut waits(), 5000), both, "without a reset");
-    let resets: [(fn(&mut Nic), Messages, u64); 3] = [
+    let resets: [Reset; 3] = [
         (|nic| drop(nic.reset_vf(1)), &[(PF, 1 << 40)], 1050),
         (|nic| write(nic, PF, 0, 1 << 26), &[(VF, 1)], 1050),
         (|nic| drop(nic.reset()), &[], 0),
