@@ -66,7 +66,7 @@ pub(crate) use enforced::{Enforced, PolicyCell};
 pub use enforced::{PolicyNotice, PolicyObserver};
 use engine::Engine;
 use filter::is_multicast;
-pub(crate) use filter::{Filter, HEAD as FILTER_HEAD, Mode};
+pub(crate) use filter::{Addresses, Filter, HEAD as FILTER_HEAD, Mode};
 pub(crate) use pass::{BATCH, Pass, Shared, give_up};
 pub use spec::{NetError, NetSpec};
 use start::NetStart;

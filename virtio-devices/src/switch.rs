@@ -16,6 +16,7 @@ mod mode;
 mod polling;
 mod port;
 mod port_nic;
+mod port_set;
 mod receiver;
 mod report;
 mod rings;

@@ -349,6 +349,12 @@ impl Devices {
         self.bus.roots()
     }
 
+    /// The numbers of [`Self::roots`] if no device is on one; none otherwise.
+    pub(crate) fn empty_root_buses(&self) -> Vec<u8> {
+        let is_used = self.plugged.iter().any(|plugged| plugged.plan.root().is_some());
+        if is_used { Vec::new() } else { self.roots().iter().map(|root| root.bus).collect() }
+    }
+
     /// Apertures for BARs, of each segment.
     pub fn apertures(&self) -> &[Apertures] {
         &self.host.apertures

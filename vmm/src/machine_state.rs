@@ -74,6 +74,10 @@ pub struct MachineState {
     pub legacy: Option<LegacyState>,
     /// Devices, by segment and slot.
     pub devices: Vec<SavedDevice>,
+    /// Numbers of the root buses of segment 0 other than bus 0, if the guest has any and no device is on one: it got
+    /// them with NICs that have been removed. With such devices, the configuration says which there are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub empty_root_buses: Vec<u8>,
     /// The guest's pending power-off or reset.
     pub stop: Option<StopState>,
     /// Number of the guest's triple faults.

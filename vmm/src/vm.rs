@@ -55,7 +55,7 @@ use crate::kvm::{Kvm, KvmError};
 use crate::lazy_memory::page_faults::{PageFaults, Progress};
 use crate::machine_state::clock::ClockState;
 use crate::pci_host::memory_slots::plugged;
-use crate::pci_layout::Weights;
+use crate::pci_layout::{RootBus, Weights};
 use crate::serial::SerialConsole;
 use crate::serial::debug::DebugConsole;
 use crate::serial::end::ConsoleEnd;
@@ -150,14 +150,9 @@ impl Vm {
     ) -> Result<Self, VmError> {
         let payload = |layout: &Layout| Payload::open(&config.payload, layout).map(Some);
         let places = places::of_new(&plan.devices);
-        Self::with(
-            config,
-            plan,
-            Parts { payload: &payload, places: &places, regions: &[], origin: Origin::Snapshot(None) },
-            events,
-            limits,
-            cancel,
-        )
+        let (roots, origin) = (plan.roots_in_use(), Origin::Snapshot(None));
+        let parts = Parts { payload: &payload, places: &places, roots, regions: &[], origin };
+        Self::with(config, plan, parts, events, limits, cancel)
     }
 
     /// A VM of these parts.
@@ -211,7 +206,7 @@ impl Vm {
         let host = devices::HostResources {
             memory: ram.memory().clone(),
             apertures: apertures(&layout, &plan.segments),
-            roots: plan.roots_in_use(),
+            roots: parts.roots,
             console: console.as_ref().map(|end| (Arc::clone(end.device()), end.window().cloned())),
             balloon: Arc::clone(&balloon),
             channel: channel.clone(),
@@ -524,6 +519,8 @@ struct Parts<'p> {
     payload: &'p dyn Fn(&Layout) -> Result<Option<Payload>, boot::BootError>,
     /// Places of the devices.
     places: &'p [Place],
+    /// Further root buses of segment 0.
+    roots: Vec<RootBus>,
     /// Memory that was added while the guest ran.
     regions: &'p [Range<u64>],
     /// Origin of the memory and the disks.

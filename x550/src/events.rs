@@ -48,8 +48,14 @@ impl Nic {
         effects
     }
 
-    /// Begins the intervals of vectors whose messages are sent now.
+    /// Sends vectors because of their queues, which begins their intervals.
     fn sent(&mut self, place: Place, vectors: u64) -> Effects {
+        self.begin(place, vectors);
+        Effects::send(place, vectors)
+    }
+
+    /// Begins the intervals of vectors whose messages are sent now.
+    fn begin(&mut self, place: Place, vectors: u64) {
         if vectors != 0 {
             let intervals: Vec<(u16, u32)> = (0..64)
                 .filter(|vector| vectors >> vector & 1 != 0)
@@ -61,13 +67,13 @@ impl Nic {
                 moderation.sent(vectors, now, of);
             }
         }
-        Effects::send(place, vectors)
     }
 
     /// Ends an access that may have enabled vectors: sends messages, and makes those within an interval wait.
-    pub(crate) fn messages(&mut self, place: Place, Sent { now, later }: Sent) -> Effects {
+    pub(crate) fn messages(&mut self, place: Place, Sent { now, other, later }: Sent) -> Effects {
         let is_new = later != 0 && self.defer(place, later);
-        Effects { moderation: is_new, ..self.sent(place, now) }
+        self.begin(place, now);
+        Effects { moderation: is_new, ..Effects::send(place, now | other) }
     }
 
     fn defer(&mut self, place: Place, vectors: u64) -> bool {
@@ -149,22 +155,22 @@ impl Nic {
         self.sent(place, sent)
     }
 
-    /// Reports that frames of transmit queue `queue` were sent, and their descriptors written back. If its vector is
+    /// Reports that frames of transmit queue `queue` were sent, and their `descriptors` written back. If its vector is
     /// moderated, the driver learns it with the next message of the vector, or from [`Self::send_deferred`] a moment
-    /// later, unless there is much to report.
-    pub fn frames_sent(&mut self, queue: u16, frames: u32, bytes: u64) -> Effects {
+    /// later, unless there is much to report: a quarter of the ring, or many bytes.
+    pub fn frames_sent(&mut self, queue: u16, descriptors: u32, bytes: u64) -> Effects {
         if queue >= QUEUES {
             return Effects::NONE;
         }
         let (place, cause) = self.vector_of(Direction::Transmit, queue);
         let vector = u16::try_from(cause.trailing_zeros()).unwrap_or(u16::MAX);
         let interval = self.interval(place, vector);
-        // A ring must not fill up.
+        // A ring must not fill up, however many descriptors its frames have.
         let most = self.transmit_queue(queue).len / 16 / 4;
         let now = self.timers.now;
         if interval != 0
             && let Some(moderation) = self.timers.of(place)
-            && moderation.put_off(vector, now, interval, Report::of(frames, bytes), most)
+            && moderation.put_off(vector, now, interval, Report::of(descriptors, bytes), most)
         {
             self.timers.note(place);
             return Effects::NONE;

@@ -119,7 +119,10 @@ impl Interrupts {
                 vectors.cause &= !queues;
                 self.other &= !other;
             }
-            spec::EICS => return Sent::now(vectors.raise(queues, routing.masks) | self.raise_other(other, routing)),
+            spec::EICS => {
+                let sent = Sent::now(vectors.raise(queues, routing.masks));
+                return Sent { other: self.raise_other(other, routing), ..sent };
+            }
             spec::EIAC => {
                 vectors.auto_clear = vectors.auto_clear & !LOW | queues;
                 self.other_auto_clear = other;
@@ -127,7 +130,7 @@ impl Interrupts {
             spec::EIMS => {
                 let sent = vectors.enable(queues, routing.masks, routing.running);
                 self.other_enabled |= other;
-                return Sent { now: sent.now | self.send_other(other, routing), ..sent };
+                return Sent { other: self.send_other(other, routing), ..sent };
             }
             spec::EIMC => {
                 vectors.disable(queues);

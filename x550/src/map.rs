@@ -69,6 +69,7 @@ const REGISTERS: &[Row] = &[
     spaced("TDWBAH", 0x603c, 0x40, 128, ALL),
     // Receive path. DMAIDONE is always set.
     many("RTRPT4C", 0x2140, 8, ALL),
+    many("RQSMR", spec::RQSMR, 32, 0x0f0f_0f0f),
     one("RTRPCS", 0x2430, ALL, 0),
     one("RDRXCTL", 0x2f00, ALL & !(1 << 3), 1 << 3),
     one("RXCTRL", 0x3000, 1, 0),
@@ -99,6 +100,7 @@ const REGISTERS: &[Row] = &[
     many("TXPBTHRESH", 0x4950, 8, 0x3ff),
     one("RTTBCNRM", 0x4980, ALL, 0),
     one("DMATXCTL", 0x4a80, ALL, 0),
+    many("TQSM", spec::TQSM, 32, 0x0f0f_0f0f),
     one("RTTUP2TC", 0xc800, ALL, 0),
     many("TXPBSIZE", 0xcc00, 8, 0x000f_fc00),
     one("RTTPCS", 0xcd00, ALL, 0),

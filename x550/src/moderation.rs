@@ -25,18 +25,18 @@ struct Vector {
     report: Report,
 }
 
-/// Frames that were sent.
+/// Descriptors and bytes that were sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Report {
-    frames: u32,
+    descriptors: u32,
     bytes: u64,
     due: u64,
 }
 
 impl Report {
     /// Frames that were sent now.
-    pub(crate) const fn of(frames: u32, bytes: u64) -> Self {
-        Self { frames, bytes, due: 0 }
+    pub(crate) const fn of(descriptors: u32, bytes: u64) -> Self {
+        Self { descriptors, bytes, due: 0 }
     }
 }
 
@@ -112,16 +112,16 @@ impl Moderation {
     }
 
     /// Records that frames were sent. Returns false if they must be reported now: because of their bytes, or because
-    /// there are as many as `most`.
+    /// they had as many descriptors as `most`.
     pub(crate) fn put_off(&mut self, vector: u16, now: u64, interval: u32, sent: Report, most: u32) -> bool {
         let bit = 1_u64.checked_shl(vector.into()).unwrap_or(0);
         let Some(Vector { report, .. }) = self.vectors.get_mut(usize::from(vector)) else { return false };
         if self.reports & bit == 0 {
             *report = Report { due: now + PUT_OFF.max(interval.into()), ..Report::default() };
         }
-        report.frames = report.frames.saturating_add(sent.frames);
+        report.descriptors = report.descriptors.saturating_add(sent.descriptors);
         report.bytes = report.bytes.saturating_add(sent.bytes);
-        let few = report.frames < most && report.bytes <= MOST_BYTES;
+        let few = report.descriptors < most && report.bytes <= MOST_BYTES;
         self.reports = if few { self.reports | bit } else { self.reports & !bit };
         few
     }

@@ -17,6 +17,9 @@ fn canonical(offset: u32) -> u32 {
         0x5400..0x5480 => offset - spec::RAL_LOW + spec::RAL,
         0x5480..0x54c0 => offset - spec::PSRTYPE_LOW + spec::PSRTYPE,
         0x2100..0x2140 => queue(spec::receive::SRRCTL_LOW, spec::receive::SRRCTL),
+        0x6000..0x6400 if offset % spec::QUEUE_LEN == spec::transmit::QPTC_LOW => {
+            spec::QPTC + (offset - spec::transmit::FIRST) / spec::QUEUE_LEN * 4
+        }
         0x2200..0x2240 => queue(spec::receive::DCA_RXCTRL_LOW, spec::receive::DCA_RXCTRL),
         _ => offset,
     }
@@ -72,7 +75,7 @@ impl Registers {
 
     /// Clears a register that a read clears.
     pub(crate) fn after_read(&mut self, offset: u32) {
-        if map::row(offset).is_some_and(|row| row.clears) {
+        if map::row(canonical(offset)).is_some_and(|row| row.clears) {
             self.set(offset, 0);
         }
     }

@@ -165,6 +165,22 @@ pub const PFVFSPOOF: u32 = 0x8200;
 pub const PFDTXGSWC: u32 = 0x8220;
 /// Local switching enabled (VEB), in PFDTXGSWC.
 pub const PFDTXGSWC_VMDLBEN: u32 = 1;
+/// Receive Queue Statistics Mapping: the counter of each queue, a register of 4 queues.
+pub const RQSMR: u32 = 0x2300;
+/// Transmit Queue Statistics Mapping, likewise.
+pub const TQSM: u32 = 0x8600;
+/// Queue Packets Received Count 0. The others follow at a distance of [`QUEUE_LEN`], as do those of bytes.
+pub const QPRC: u32 = 0x1030;
+/// Queue Bytes Received Count 0, lower half.
+pub const QBRC_L: u32 = 0x1034;
+/// Queue Bytes Received Count 0, upper half.
+pub const QBRC_H: u32 = 0x1038;
+/// Queue Packets Transmitted Count, 16 registers.
+pub const QPTC: u32 = 0x8680;
+/// Queue Bytes Transmitted Count, 16 pairs of registers, the lower half first.
+pub const QBTC_L: u32 = 0x8700;
+/// The upper half of the first.
+pub const QBTC_H: u32 = 0x8704;
 /// Switch Security Violation Packet Count.
 pub const SSVPC: u32 = 0x8780;
 /// Multiple Receive Queues Command.
@@ -324,6 +340,8 @@ pub mod transmit {
     pub const TDT: u32 = 0x18;
     /// Descriptor Control.
     pub const TXDCTL: u32 = 0x28;
+    /// QPTC at its second place, of the first 16 queues.
+    pub const QPTC_LOW: u32 = 0x30;
     /// Descriptor Completion Write-Back Address Low; the upper half follows.
     pub const TDWBAL: u32 = 0x38;
 }

@@ -17,8 +17,10 @@ pub(crate) struct Vectors {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[must_use]
 pub(crate) struct Sent {
-    /// Vectors to send now.
+    /// Vectors to send now, because of their queues.
     pub(crate) now: u64,
+    /// Vectors to send now because of other causes. They are not moderated, and report nothing of queues.
+    pub(crate) other: u64,
     /// Vectors to send when their intervals end.
     pub(crate) later: u64,
 }
@@ -26,7 +28,7 @@ pub(crate) struct Sent {
 impl Sent {
     /// Vectors to send now.
     pub(crate) const fn now(now: u64) -> Self {
-        Self { now, later: 0 }
+        Self { now, other: 0, later: 0 }
     }
 }
 
@@ -47,7 +49,7 @@ impl Vectors {
     /// Enables vectors. Returns those to send: their cause is set. The interval of `running` ones has not ended.
     pub(crate) fn enable(&mut self, vectors: u64, masks: bool, running: u64) -> Sent {
         self.enabled |= vectors;
-        Sent { now: self.send(vectors & !running, masks), later: vectors & self.cause & running }
+        Sent { later: vectors & self.cause & running, ..Sent::now(self.send(vectors & !running, masks)) }
     }
 
     /// Disables vectors.
@@ -109,7 +111,7 @@ mod tests {
     #[test]
     fn an_enable_within_the_interval_waits_if_there_is_a_cause() {
         let mut vectors = Vectors { cause: 0b011, auto_clear: !0, ..Vectors::default() };
-        assert_eq!(vectors.enable(0b111, false, 0b110), Sent { now: 0b001, later: 0b010 });
+        assert_eq!(vectors.enable(0b111, false, 0b110), Sent { now: 0b001, other: 0, later: 0b010 });
         assert_eq!((vectors.cause, vectors.enabled, vectors.send(0b010, false)), (0b010, 0b111, 0b010));
     }
 }

@@ -56,6 +56,7 @@ fn state() -> MachineState {
     MachineState {
         told: Vec::new(),
         guest_vfs: Vec::new(),
+        empty_root_buses: vec![0x40, 0x60],
         version: MACHINE_STATE_VERSION,
         layout: LayoutState {
             address_bits: 46,

@@ -3,8 +3,8 @@
 pub(crate) use crate::frames::net_protocol::ethernet::{ETHERNET_HEADER, Mac, is_multicast};
 use crate::frames::policy::{self, Policy, Tags, VlanProtocol};
 
-/// The most addresses that are kept of one kind. A driver that sets more receives all frames of that kind, as from
-/// hardware with a full table.
+/// The most addresses of one kind that are kept of a virtio driver. If it sets more, it receives all frames of that
+/// kind, as from hardware with a full table.
 pub(crate) const MAX_ADDRESSES: usize = 64;
 
 /// The bytes at the beginning of a frame that decide: two addresses, tags and a type. A shorter frame has zeros there.
@@ -21,31 +21,34 @@ fn destination(head: &[u8; HEAD]) -> Mac {
 /// A bounded set of addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Addresses {
-    len: usize,
-    table: [Mac; MAX_ADDRESSES],
+    table: Vec<Mac>,
+    room: usize,
     overflow: bool,
 }
 
 impl Addresses {
-    /// An empty set.
+    /// An empty set of at most [`MAX_ADDRESSES`].
     pub(crate) fn new() -> Self {
-        Self { len: 0, table: [[0; 6]; MAX_ADDRESSES], overflow: false }
+        Self::with_room(MAX_ADDRESSES)
+    }
+
+    /// An empty set of at most `room` addresses.
+    pub(crate) const fn with_room(room: usize) -> Self {
+        Self { table: Vec::new(), room, overflow: false }
     }
 
     /// Adds `mac`; a full table accepts every address from now on.
     pub(crate) fn add(&mut self, mac: Mac) {
-        match self.table.get_mut(self.len) {
-            Some(slot) => {
-                *slot = mac;
-                self.len += 1;
-            }
-            None => self.overflow = true,
+        if self.table.len() < self.room {
+            self.table.push(mac);
+        } else {
+            self.overflow = true;
         }
     }
 
     /// The addresses.
     pub(crate) fn addresses(&self) -> &[Mac] {
-        &self.table[..self.len]
+        &self.table
     }
 
     /// True if more were added than there is room for.

@@ -81,8 +81,11 @@ impl Forwarder {
     /// Delivers a frame to several receivers. Returns [`End::More`] if there are more of them than the batch may cost:
     /// the others get it in the next.
     fn flood(&mut self, frame: &Frame<'_>, ports: Destinations<'_>, source: &mut impl Source) -> Option<End> {
-        let (served, mut receivers, mut sent) = (source.served(), 0, Ok(()));
-        for port in ports.skip(served) {
+        let (mut receivers, mut sent) = (0, Ok(()));
+        for port in ports {
+            if source.served().has(port) {
+                continue;
+            }
             if source.is_stopped() {
                 break;
             }
@@ -91,6 +94,7 @@ impl Forwarder {
                 return Some(End::More);
             }
             receivers += 1;
+            source.served().add(port);
             if port == self.core.uplink_index() {
                 sent = self.send(frame, source);
             } else {
@@ -98,7 +102,7 @@ impl Forwarder {
             }
         }
         // A frame that any receiver got is not lost.
-        let sent = if served + receivers > 1 { Ok(()) } else { sent };
+        let sent = if source.served().len() > 1 { Ok(()) } else { sent };
         conclude(frame, source, sent, receivers);
         None
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -25,6 +25,8 @@ use crate::{SharedQueue, Worker};
 pub(crate) struct Threads {
     core: Arc<SwitchCore>,
     running: Mutex<Vec<Thread>>,
+    /// True once the first thread runs, until all end.
+    has_worker: AtomicBool,
     /// True if there are threads: a test may do their work.
     threaded: bool,
 }
@@ -32,13 +34,18 @@ pub(crate) struct Threads {
 impl Threads {
     /// A switch without threads yet: they start with the first port that is opened.
     pub(crate) fn new(core: SwitchCore) -> Self {
-        Self { core: Arc::new(core), running: Mutex::default(), threaded: true }
+        Self { core: Arc::new(core), running: Mutex::default(), has_worker: AtomicBool::new(false), threaded: true }
     }
 
     /// A switch whose caller does the threads' work, step by step.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn stepped(core: SwitchCore) -> Self {
-        Self { core: Arc::new(core), running: Mutex::default(), threaded: false }
+        Self { core: Arc::new(core), running: Mutex::default(), has_worker: AtomicBool::new(true), threaded: false }
+    }
+
+    /// True if a worker runs, which waits for doorbells and times.
+    pub(super) fn has_worker(&self) -> bool {
+        self.has_worker.load(Ordering::Acquire)
     }
 
     /// The switch.
@@ -66,6 +73,7 @@ impl Threads {
             let (core, uplink) = (Arc::clone(&self.core), self.uplink_of(index)?);
             let name = thread_name(self.core.id(), "sw", index as u16);
             running.push(spawn(WorkerKind::Switch, name, move || SwitchWorker::new(core, index, uplink).run())?);
+            self.has_worker.store(true, Ordering::Release);
         }
         Ok(())
     }

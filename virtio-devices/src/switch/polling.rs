@@ -12,7 +12,7 @@ const LONGEST: Duration = Duration::from_micros(100);
 /// The shortest time.
 const SHORTEST: Duration = Duration::from_micros(10);
 /// The number of frames to collect: if more come in a time, the next one is shorter. A ring must not fill up.
-const ENOUGH: u32 = 16;
+pub(crate) const ENOUGH: u32 = 16;
 /// Doorbells within this time of each other may be those of a stream.
 const QUICK: Duration = Duration::from_micros(100);
 /// The number of such doorbells, without reception in between, that make a stream.

@@ -17,8 +17,8 @@ pub(crate) struct PortNic {
     pub counters: Arc<NetCounters>,
     /// Notifies the driver that the link has changed.
     pub tell_link: Box<dyn Fn() + Send + Sync>,
-    /// Decides on frames that the receive filter lets through, if the filter knows their addresses less exactly than
-    /// the driver has set them: those to a group, and all others if the driver has set more than fit into it.
+    /// Decides on frames to a group that the receive filter lets through, if the filter knows groups less exactly than
+    /// the driver has set them.
     pub wants_address: Option<AddressFilter>,
 }
 

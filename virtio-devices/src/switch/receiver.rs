@@ -86,9 +86,12 @@ impl PortRx {
         })
     }
 
-    /// Closes the queue: no thread writes to it afterwards.
+    /// Closes the queue: no thread writes to it afterwards. A sender that would interrupt the driver at the end of its
+    /// batch finds no ring then, so an X550's driver is interrupted now.
     pub(crate) fn close(&mut self, nic: &PortNic) {
-        self.ring = None;
+        if let Some(ReceiveRing::X550(queue)) = self.ring.take() {
+            self.signal_last(&queue);
+        }
         self.tally.flush(&nic.counters);
     }
 
@@ -96,9 +99,17 @@ impl PortRx {
     pub(crate) fn give_up(&mut self) {
         if let Some(ring) = self.ring.take() {
             self.tally.count(Counter::BrokenRings);
-            if let ReceiveRing::Virtqueue(queue) = ring {
-                queue.ask_for_reset();
+            match ring {
+                ReceiveRing::Virtqueue(queue) => queue.ask_for_reset(),
+                ReceiveRing::X550(queue) => self.signal_last(&queue),
             }
+        }
+    }
+
+    /// Interrupts the driver for the last frames of a queue.
+    fn signal_last(&mut self, queue: &X550Receive) {
+        if queue.signal() {
+            self.tally.count(Counter::Interrupts);
         }
     }
 }

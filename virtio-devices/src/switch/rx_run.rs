@@ -215,8 +215,7 @@ impl<'r, 'm> RxRun<'r, 'm> {
                 if policy.trusted { self.filter.wants(&head) } else { self.filter.wants_untrusted(&head, policy) };
             let [a, b, c, d, e, f, ..] = head;
             let destination = [a, b, c, d, e, f];
-            let is_exact =
-                if is_multicast(&destination) { destination == [0xff; 6] } else { !self.filter.unicast.overflow() };
+            let is_exact = !is_multicast(&destination) || destination == [0xff; 6];
             let exact = self.port.nic.wants_address.as_ref().filter(|_| !is_exact);
             if !wanted || exact.is_some_and(|wants| !wants(destination)) {
                 return Err(Counter::RxFiltered);

@@ -9,7 +9,8 @@ use super::account::debt::Debt;
 use super::polling::Polling;
 use super::port_nic::PortNic;
 use super::rings::x550::{X550Send, X550Tx};
-use super::rings::{SendScratch, VirtqueueSend, VirtqueueTx};
+use super::rings::{Ended, SendRing, SendScratch, VirtqueueSend, VirtqueueTx};
+use super::source::End;
 use super::tx_batch::{FRAME_COST, Progress, Queue, Sender, TxBatch};
 use crate::net::{Counter, Shared, Tally};
 use crate::queue::ring::{BrokenRing, ParkedRing};
@@ -208,11 +209,49 @@ impl PortTx {
         }
     }
 
+    /// Ends a frame that only some of its receivers have got, as a stop in the middle does: they would get it once more
+    /// if the queue ran again.
+    fn end_flood(&mut self, queue: usize, nic: &PortNic, memory: &DmaView) -> Result<(), BrokenRing> {
+        let Some(TxQueue { ring: Some(ring), progress }) = self.queues.get_mut(queue) else { return Ok(()) };
+        if !progress.has_begun() {
+            return Ok(());
+        }
+        progress.reset();
+        let TxScratch { mut virtqueue, mut whole } = TxScratch::default();
+        match ring {
+            SendQueue::Virtqueue(ring) => end_first(ring.batch(memory, &mut virtqueue)?, nic, &mut self.tally),
+            SendQueue::X550(ring) => match ring.batch(memory, &mut whole) {
+                Some(ring) => end_first(ring, nic, &mut self.tally),
+                None => Ok(()),
+            },
+        }
+    }
+
     /// Closes all queues: no thread touches them afterwards. Sends pending transmit interrupts now.
     pub(crate) fn close(&mut self, nic: &PortNic) {
-        self.report(None, &nic.memory.pass());
+        let memory = nic.memory.pass();
+        for queue in 0..self.queues.len() {
+            if self.end_flood(queue, nic, &memory).is_err() {
+                self.give_up(queue);
+            }
+        }
+        self.report(None, &memory);
         self.queues.clear();
         self.control = None;
         self.tally.flush(&nic.counters);
     }
+}
+
+/// Returns the first frame of a ring as one that was sent.
+fn end_first<R: SendRing>(mut ring: R, nic: &PortNic, tally: &mut Tally) -> Result<(), BrokenRing> {
+    let taken = ring.take();
+    let bytes = taken.as_ref().ok().and_then(Option::as_ref).map_or(0, |taken| taken.len);
+    if let Ok(Some(_)) = taken {
+        ring.complete(None);
+        nic.policy.load().transmit.take(bytes, 1);
+        tally.count(Counter::TxFrames);
+        tally.add(Counter::TxBytes, bytes as u64);
+    }
+    let ended = taken.map(|_| Ended { end: End::Stopped, gathers: false, bytes });
+    ring.finish(ended, tally).map(drop)
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::frame::Frame;
 use super::frame::body::Body;
+use super::port_set::PortSet;
 use super::table::Table;
 use super::uplink::Uplink;
 use crate::net::Counter;
@@ -75,8 +76,9 @@ pub(crate) trait Source {
     /// The flag that is set when its port is stopped, if it is a port's.
     fn stop(&self) -> Option<&Arc<AtomicBool>>;
 
-    /// The number of receivers that have the frame already, from when it was put back.
-    fn served(&self) -> usize;
+    /// The receivers that have the frame already, if there are several. It is kept while the frame is put back, because
+    /// the table may change in the meantime.
+    fn served(&mut self) -> &mut PortSet;
 
     /// Puts back the frame, which waits and is the next again, after `receivers` more have got it, and its mirror port.
     fn put_back(&mut self, frame: &Frame<'_>, receivers: usize);

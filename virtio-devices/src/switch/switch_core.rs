@@ -223,9 +223,9 @@ impl SwitchCore {
         self.deferred.get().into_iter().for_each(|deferred| deferred.send());
     }
 
-    /// Wakes a worker, which waits for the interrupts of now.
+    /// Wakes the workers, which wait for the interrupts of now: any of them may be busy.
     pub(crate) fn watch_interrupts(&self) {
-        self.mailboxes.first().into_iter().for_each(WorkerMailbox::wake);
+        self.mailboxes.iter().for_each(WorkerMailbox::wake);
     }
 
     /// The number of ports without the uplink.

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::frame::body::Body;
 use super::frame::{Frame, MAX_FRONT};
 use super::port_nic::PortNic;
+use super::port_set::PortSet;
 use super::rings::{Ended, Packet, SendRing};
 use super::shares::Shares;
 use super::source::{End, Next, Source};
@@ -46,14 +47,28 @@ pub(crate) struct Sender<'b> {
 }
 
 /// The work that was done for a frame before it was put back.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// It was tried before, and copied to its mirror port.
     tried: bool,
-    /// The number of receivers that have it.
-    receivers: usize,
+    /// The receivers that have it.
+    served: PortSet,
     /// The packets of it that its storm limit has counted.
     counted: u32,
+}
+
+impl Progress {
+    /// True if some of several receivers have the frame.
+    pub(crate) const fn has_begun(&self) -> bool {
+        !self.served.is_empty()
+    }
+
+    /// Begins with the next frame.
+    pub(crate) fn reset(&mut self) {
+        let Self { tried, served, counted } = self;
+        (*tried, *counted) = (false, 0);
+        served.clear();
+    }
 }
 
 /// A transmit queue whose port is locked.
@@ -161,21 +176,21 @@ impl<'b, R: SendRing> TxBatch<'b, R> {
                 self.progress.counted += packets;
             }
         }
-        if is_flooded && self.progress.receivers == 0 {
+        if is_flooded && !self.progress.has_begun() {
             self.tally.count(Counter::TxFlooded);
         }
         frame.mirror = table.mirror(self.port.index, &frame.head).filter(|_| !self.progress.tried);
         Ok(frame)
     }
 
-    /// The number of frames that were returned.
+    /// The number of frames that were returned; see [`SendRing::completed`].
     pub(crate) fn completed(&self) -> usize {
         self.ring.completed()
     }
 
     fn complete(&mut self, dropped: Option<Counter>) {
         self.ring.complete(dropped);
-        *self.progress = Progress::default();
+        self.progress.reset();
     }
 
     /// Charges the port and the batch.
@@ -280,8 +295,8 @@ impl<R: SendRing> Source for TxBatch<'_, R> {
         Some(self.port.stop)
     }
 
-    fn served(&self) -> usize {
-        self.progress.receivers
+    fn served(&mut self) -> &mut PortSet {
+        &mut self.progress.served
     }
 
     fn put_back(&mut self, frame: &Frame<'_>, receivers: usize) {
@@ -289,7 +304,6 @@ impl<R: SendRing> Source for TxBatch<'_, R> {
             self.charge(frame.len, receivers);
         }
         self.progress.tried = true;
-        self.progress.receivers += receivers;
         self.ring.put_back();
     }
 

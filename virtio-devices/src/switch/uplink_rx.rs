@@ -11,6 +11,7 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_HDR_F_DATA_VALID, VIRTIO_NET_HDR_F_
 
 use super::frame::Frame;
 use super::frame::body::Body;
+use super::port_set::PortSet;
 use super::source::{End, Next, Source};
 use super::table::{Miss, PortIndex, Route, Table};
 use super::tx_batch::FRAME_COST;
@@ -37,12 +38,12 @@ pub(crate) struct UplinkRx {
 }
 
 /// A frame that was put back.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Pending {
     /// The length, with the header.
     len: usize,
-    /// The number of receivers that have got it.
-    receivers: usize,
+    /// The receivers that have got it.
+    served: PortSet,
 }
 
 impl UplinkRx {
@@ -92,7 +93,7 @@ impl UplinkRx {
             body: 0..0,
             frames: 0,
             spent: 0,
-            served: 0,
+            served: PortSet::default(),
             pending,
             tally,
         };
@@ -114,8 +115,8 @@ pub(crate) struct UplinkBatch<'b> {
     frames: usize,
     /// The cost of the batch, in bytes that are copied in the same time.
     spent: usize,
-    /// The number of receivers that got the present frame in an earlier batch.
-    served: usize,
+    /// The receivers that have the present frame.
+    served: PortSet,
     pending: &'b mut Option<Pending>,
     tally: &'b mut Tally,
 }
@@ -167,10 +168,10 @@ impl Source for UplinkBatch<'_> {
                 return Ok(Next::End(End::More));
             }
             self.frames += 1;
-            self.served = 0;
+            self.served.clear();
             let read = match self.pending.take() {
-                Some(Pending { len, receivers }) => {
-                    self.served = receivers;
+                Some(Pending { len, served }) => {
+                    self.served = served;
                     Ok(len)
                 }
                 None => rustix::io::read(self.fd, &mut *self.bounce),
@@ -232,12 +233,12 @@ impl Source for UplinkBatch<'_> {
         None
     }
 
-    fn served(&self) -> usize {
-        self.served
+    fn served(&mut self) -> &mut PortSet {
+        &mut self.served
     }
 
-    fn put_back(&mut self, _: &Frame<'_>, receivers: usize) {
-        *self.pending = Some(Pending { len: self.body.end, receivers: self.served + receivers });
+    fn put_back(&mut self, _: &Frame<'_>, _: usize) {
+        *self.pending = Some(Pending { len: self.body.end, served: std::mem::take(&mut self.served) });
     }
 
     fn spend(&mut self, cost: usize) {

@@ -223,6 +223,11 @@ impl SwitchWorker {
         if !self.reports.is_empty() {
             self.report(clock::now());
         }
+        self.send_interrupts();
+    }
+
+    /// Sends the interrupts of ports that have waited long enough.
+    fn send_interrupts(&self) {
         if self.core.interrupt_due().is_some_and(|due| due <= clock::now()) {
             self.core.send_interrupts();
         }
@@ -276,6 +281,8 @@ impl SwitchWorker {
                     self.waiting.push(Waiting { port, until: clock::now() + time, blocked });
                 }
             }
+            // The turns of many busy ports take longer than an interval.
+            self.send_interrupts();
         }
         if let (Some(rx), Some(uplink)) = (&mut self.uplink, core.uplink())
             && rx.is_ready()

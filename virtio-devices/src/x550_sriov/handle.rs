@@ -106,10 +106,10 @@ impl X550Handle {
         !self.change(|nic| nic.queue_event(direction, queue)).vectors.is_empty()
     }
 
-    /// Notifies the driver of transmit queue `queue` of the NIC, 0 to 127, that frames were sent. Returns false if the
-    /// interrupt waits, or is not needed.
-    pub fn frames_sent(&self, queue: u16, frames: u32, bytes: u64) -> bool {
-        !self.change(|nic| nic.frames_sent(queue, frames, bytes)).vectors.is_empty()
+    /// Notifies the driver of transmit queue `queue` of the NIC, 0 to 127, that frames of this many descriptors and
+    /// bytes were sent. Returns false if the interrupt waits, or is not needed.
+    pub fn frames_sent(&self, queue: u16, descriptors: u32, bytes: u64) -> bool {
+        !self.change(|nic| nic.frames_sent(queue, descriptors, bytes)).vectors.is_empty()
     }
 
     /// The time at which [`Self::send_deferred`] has something to do; `None` if no interrupt waits.

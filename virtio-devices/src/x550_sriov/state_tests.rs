@@ -73,6 +73,20 @@ fn vfs_in_use_continue_unchanged_after_a_restore() {
 }
 
 #[test]
+fn a_message_that_waits_is_sent_before_a_save() {
+    let _clock = crate::os::clock::testing::StoppedClock::new();
+    let (mut device, vf) = (used().0, Place::Vf(5));
+    arrived(&device, vf);
+    // Vector 2 clears itself, and has an interval. Its cause is set again while it is masked.
+    for (offset, value) in [(0x110, 4), (0x828, 200), (0x104, 4), (0x10c, 4), (0x104, 4), (0x108, 4)] {
+        let _ = write(&mut device, vf, offset, value);
+    }
+    assert_eq!((arrived(&device, vf), device.nic().due().is_some()), (vec![2], true));
+    let mut state = save(&mut device);
+    assert_eq!((arrived(&device, vf), nic(&mut state).vfs[5].vectors[0]), (vec![2], 0));
+}
+
+#[test]
 fn a_device_at_power_on_is_saved_without_vfs() {
     let (mut device, _) = device(63);
     let state = save(&mut device);

@@ -44,10 +44,8 @@ impl RootBuses {
             }
         }
         let Some(option) = first else { return Ok(Self::default()) };
-        let without_segment = nodes.iter().filter(|node| !node.pci_segments.contains(&0));
-        let mut without_segment: Vec<_> = without_segment.map(|node| node.guest_numa_id).collect();
-        without_segment.sort_unstable();
-        let bridges = usize::from(segments) + without_segment.len();
+        let planned = Self::of_nodes(nodes);
+        let bridges = usize::from(segments) + planned.0.len();
         if bridges > usize::from(MOST_SEGMENTS) {
             let what = format!(
                 "each PCI segment and each NUMA node without segment 0 needs a host bridge, {bridges} together, and a \
@@ -55,7 +53,15 @@ impl RootBuses {
             );
             return Err(ConfigError::new(option, Problem::Limit(what)));
         }
-        Ok(Self(RootBus::of_nodes(&without_segment)))
+        Ok(planned)
+    }
+
+    /// The root buses of a VM with these nodes, if a NIC needs any.
+    pub(crate) fn of_nodes(nodes: &[NumaConfig]) -> Self {
+        let without_segment = nodes.iter().filter(|node| !node.pci_segments.contains(&0));
+        let mut without_segment: Vec<_> = without_segment.map(|node| node.guest_numa_id).collect();
+        without_segment.sort_unstable();
+        Self(RootBus::of_nodes(&without_segment))
     }
 
     /// The root bus of a NIC, if it is on one of these.

@@ -9,8 +9,10 @@ use vm_memory::{GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::acpi::memory_hotplug::SLOTS;
 use crate::arch::x86_64::cpuid::Template;
+use crate::arch::x86_64::layout::LAST_BUS;
 use crate::arch::x86_64::legacy::LegacyHardware;
 use crate::arch::x86_64::topology::Topology;
+use crate::config::root_buses::RootBuses;
 use crate::config::{VmConfig, VmPlan, bytes};
 use crate::devices::saved::places;
 use crate::dirty::{Backends, DirtySource, OwnThreads, StoppedBackends, Vcpus as VcpuWrites};
@@ -26,6 +28,7 @@ use crate::machine_state::vcpu_state::{Extent, VcpuState};
 use crate::machine_state::version::{MACHINE_STATE_VERSION, is_read};
 use crate::machine_state::{LayoutState, MachineState, StopState};
 use crate::pci_host::memory_slots::LAST_MEMORY;
+use crate::pci_layout::RootBus;
 use crate::telemetry::events::Events;
 use crate::vcpu::cpu::{Stop, Vcpus};
 use crate::vm::boot::Payload;
@@ -81,6 +84,7 @@ impl Vm {
             firmware: ports.clone().filter(|_| self.is_firmware),
             legacy: ports.filter(|_| !self.is_firmware).map(|ports| LegacyState { hardware: self.legacy, ports }),
             devices,
+            empty_root_buses: self.devices.empty_root_buses(),
             stop,
             triple_faults: self.triple_faults,
             told: self.told(),
@@ -129,6 +133,7 @@ impl Vm {
             firmware: None,
             legacy: None,
             devices: self.devices.outline(),
+            empty_root_buses: self.devices.empty_root_buses(),
             stop: None,
             triple_faults: self.triple_faults,
             told: self.told(),
@@ -274,6 +279,7 @@ impl Vm {
         guest_options::compare_interface(&state.cpuid, &config.cpus)?;
         let layout = &state.layout;
         let places = places(&plan.devices, &state.devices)?;
+        let roots = root_buses(config, plan, &state.empty_root_buses)?;
         let mut fitted = config.clone();
         fitted.cpus.max_phys_bits = layout.address_bits;
         if config.memory.zones.is_empty() {
@@ -287,7 +293,7 @@ impl Vm {
                 Ok(None)
             })
         };
-        let parts = Parts { payload: &payload, places: &places, regions: &added, origin };
+        let parts = Parts { payload: &payload, places: &places, roots, regions: &added, origin };
         let mut vm = Self::with(&fitted, plan, parts, events, limits, cancel)?;
         vm.memory = config.memory.clone();
         vm.cpus = config.cpus.clone();
@@ -470,6 +476,25 @@ fn added_regions(
     } else {
         Err(RestoreError::Value("the memory that was added"))
     }
+}
+
+/// The further root buses of the saved guest: those of its devices, or `empty` ones.
+fn root_buses(config: &VmConfig, plan: &VmPlan, empty: &[u8]) -> Result<Vec<RootBus>, RestoreError> {
+    if empty.is_empty() {
+        return Ok(plan.roots_in_use());
+    }
+    if empty.len() > usize::from(LAST_BUS) {
+        return Err(RestoreError::Value("the root buses"));
+    }
+    let roots = RootBuses::of_nodes(&config.numa).into_buses();
+    if !roots.iter().map(|root| root.bus).eq(empty.iter().copied()) {
+        let list = |buses: &[u8]| buses.iter().map(u8::to_string).collect::<Vec<_>>().join(", ");
+        let here: Vec<_> = roots.iter().map(|root| root.bus).collect();
+        let state = format!("root buses {}", list(empty));
+        let config = if here.is_empty() { "none (--numa)".to_string() } else { format!("{} (--numa)", list(&here)) };
+        return Err(RestoreError::Shape { state, config });
+    }
+    Ok(roots)
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
 //! Statistics, and the per-VF counters.
 
 use super::row::{Row, counter, statistic};
+use crate::spec;
 
 /// The rows of registers in which the NIC counts.
 pub(super) const STATISTICS: &[Row] = &[
     // A read clears these (`Statistic Registers`).
-    statistic("QPRC", 0x1030, 0x40, 16),
-    statistic("QBRC_L", 0x1034, 0x40, 16),
-    statistic("QBRC_H", 0x1038, 0x40, 16),
+    statistic("QPRC", spec::QPRC, 0x40, 16),
+    statistic("QBRC_L", spec::QBRC_L, 0x40, 16),
+    statistic("QBRC_H", spec::QBRC_H, 0x40, 16),
     statistic("QPRDC", 0x1430, 0x40, 16),
     statistic("FCOERPDC", 0x241c, 4, 1),
     statistic("FCOEPRC", 0x2428, 4, 1),
@@ -63,10 +64,9 @@ pub(super) const STATISTICS: &[Row] = &[
     statistic("B2OSPC", 0x41c0, 4, 1),
     statistic("O2BGPTC", 0x41c4, 4, 1),
     statistic("FCCRC", 0x5118, 4, 1),
-    statistic("QPTC", 0x6030, 0x40, 16),
-    statistic("QPTC_X540", 0x8680, 4, 16),
-    statistic("QBTC_L", 0x8700, 8, 16),
-    statistic("QBTC_H", 0x8704, 8, 16),
+    statistic("QPTC", spec::QPTC, 4, 16),
+    statistic("QBTC_L", spec::QBTC_L, 8, 16),
+    statistic("QBTC_H", spec::QBTC_H, 8, 16),
     statistic("SSVPC", 0x8780, 4, 1),
     statistic("FCOEPTC", 0x8784, 4, 1),
     statistic("FCOEDWTC", 0x8788, 4, 1),

@@ -55,7 +55,7 @@ fn dpdk_answers_on_vfs_of_an_x550_behind_the_iommu() {
 }
 
 #[test]
-#[ignore = "a longer test that does not pass yet: testpmd on the PF answers nothing"]
+#[ignore = "a longer test: DPDK, for the PF of an X550"]
 fn dpdk_answers_on_the_pf_of_an_x550_behind_the_iommu() {
     let mut nic = X550::boot_with_dpdk(Kernel::Generic, VFS, true);
     let address = nic.pf.address.clone();

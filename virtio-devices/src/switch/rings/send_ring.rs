@@ -65,7 +65,8 @@ pub(crate) trait SendRing {
     /// Records that the taken frame is done: sent, or dropped for the reason `dropped`.
     fn complete(&mut self, dropped: Option<Counter>);
 
-    /// The number of frames that are done.
+    /// The number of frames that are done, or more if they have used up much of the ring: the measure by which frames
+    /// are gathered.
     fn completed(&self) -> usize;
 
     /// Returns the buffers of the frames that are done, and interrupts the driver if it needs that now. Returns the

@@ -17,9 +17,9 @@ pub(crate) struct PortSpec<'a> {
     pub policy: &'a Policy,
     /// The function's address now.
     pub current: Mac,
-    /// The further unicast addresses that the driver has set, at most 64.
+    /// The further unicast addresses that the driver has set: at most 64, or 128 of an X550.
     pub unicast: &'a [Mac],
-    /// The groups that the driver has joined, at most 64.
+    /// The groups that the driver has joined: at most 64, or 128 of an X550.
     pub multicast: &'a [Mac],
     /// The driver accepts every unicast frame: promiscuous mode, all-unicast mode, or more addresses than there is room
     /// for.

@@ -178,6 +178,46 @@ fn a_flood_of_a_long_frame_is_divided_and_reaches_all_once() {
     assert_eq!(lan.count(1, Counter::TxFrames), 1);
 }
 
+/// Ports of a flood that has reached some of them.
+fn half_flooded(ports: u16) -> (Lan, crate::switch::worker::SwitchWorker, Vec<u8>) {
+    let (mut lan, mut worker) = Lan::stepped(ports);
+    lan.nics.iter_mut().for_each(|nic| nic.provide(64, 2048));
+    let long = frame(mac(1), BROADCAST, 60_000);
+    lan.nics[1].queue(&long);
+    lan.nics[1].kick();
+    worker.step(Some(Duration::ZERO));
+    assert_eq!(lan.nics[1].tx.take_used(), []);
+    (lan, worker, long)
+}
+
+#[test]
+fn a_divided_flood_reaches_all_once_if_a_port_closes() {
+    const PORTS: u16 = 16;
+    let (mut lan, mut worker, long) = half_flooded(PORTS);
+    let mut got: Vec<_> = lan.nics.iter_mut().map(|nic| nic.received().len()).collect();
+    let had = got.iter().position(|frames| *frames == 1).unwrap();
+    lan.nics[had].reset();
+    lan.settle();
+    while lan.nics[1].tx.take_used().is_empty() {
+        worker.step(Some(Duration::ZERO));
+    }
+    for (port, nic) in lan.nics.iter_mut().enumerate().filter(|(port, _)| *port != had) {
+        let more = nic.received();
+        assert!(more.iter().all(|frame| *frame == long));
+        got[port] += more.len();
+    }
+    got.remove(1);
+    assert_eq!(got, [1; PORTS as usize - 1]);
+}
+
+#[test]
+fn a_divided_flood_ends_when_its_port_stops() {
+    let (mut lan, _worker, _) = half_flooded(16);
+    lan.nics[1].stop();
+    // The driver has it back, so that no later start repeats it for those who have it.
+    assert_eq!((lan.nics[1].tx.take_used().len(), lan.count(1, Counter::TxFrames)), (1, 1));
+}
+
 #[test]
 fn a_flood_from_the_uplink_is_divided_and_reaches_all_once() {
     let mut lan = Lan::running(&Config::open(16));

@@ -6,7 +6,7 @@ use x550::{Destination, Mac, Nic, Place, Pool, Rss, Switching};
 
 use crate::RateLimits;
 use crate::frames::policy::{Policy, PortVlan, Trunk, VlanProtocol, VlanSet};
-use crate::net::{CarriedNic, Filter, Mode};
+use crate::net::{Addresses, CarriedNic, Filter, Mode};
 use crate::switch::mode::SwitchMode;
 
 /// VLANs: 0 to 4095.
@@ -124,6 +124,9 @@ fn filter_of(pool: &Pool) -> Filter {
 /// The filter of a pool that accepts nothing.
 fn closed(pool: &Pool) -> Filter {
     let mut filter = Filter::new(pool.addresses.first().map_or([0; 6], |mac| mac.0));
+    // A pool may have all addresses of the NIC, and there are exact entries for each.
+    let room = pool.addresses.len();
+    (filter.unicast, filter.multicast) = (Addresses::with_room(room), Addresses::with_room(room));
     filter.set_mode(Mode::Promiscuous, false);
     filter.set_mode(Mode::NoUnicast, true);
     filter.set_mode(Mode::NoMulticast, true);

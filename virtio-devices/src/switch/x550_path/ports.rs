@@ -61,8 +61,13 @@ impl DataPath for X550Ports {
         self.0.outdate();
     }
 
-    fn moderation_changed(&self, _: &X550Handle) {
-        self.0.threads.core().watch_interrupts();
+    fn moderation_changed(&self, nic: &X550Handle) {
+        // Workers start with the first queue. A message that waits before would be sent by none.
+        if self.0.threads.has_worker() {
+            self.0.threads.core().watch_interrupts();
+        } else {
+            nic.flush(None);
+        }
     }
 
     fn doorbell(&self, nic: &X550Handle, doorbell: Doorbell) {

@@ -99,6 +99,33 @@ fn a_state_of_a_machine_without_root_buses_says_nothing_of_them() {
 }
 
 #[test]
+fn a_root_bus_stays_when_its_last_nic_is_removed() {
+    let mut machine = machine(&nets());
+    machine.vm.unplug("b");
+    machine.vm.ged.write_slots(SLOTS + EJECT, 1 << 1);
+    assert_eq!(machine.vm.take_ejected().len(), 1);
+    let mut config = machine.planned().config().clone();
+    config.net.retain(|net| net.id.as_deref() != Some("b"));
+    machine.plan(config);
+    machine.vm.pause();
+    let before = machine.save();
+    let mut after = machine.moved_paused(&before);
+    assert_same(&after.save(), &before);
+    assert_eq!(after.vm.devices.roots(), machine.vm.devices.roots());
+    // The guest knows the root bus from its tables: a NIC can be added to it again.
+    assert_eq!(add(&mut after, &net("c", 1, r#","numa":1"#)).unwrap(), "0000:40:01.0");
+    let mut state: MachineState = serde_json::from_slice(&before).unwrap();
+    assert_eq!(state.empty_root_buses, [0x40]);
+    state.empty_root_buses = vec![0x40, 0x60];
+    let refused = machine.try_restored(&state).err().unwrap().to_string();
+    assert_eq!(
+        refused,
+        "saved state of a machine with root buses 64, 96; the configuration has 64 (--numa); give the configuration \
+         that was saved"
+    );
+}
+
+#[test]
 fn a_state_of_another_root_bus_is_refused() {
     let mut machine = machine(&nets());
     machine.vm.pause();

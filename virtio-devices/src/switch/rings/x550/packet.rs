@@ -113,6 +113,9 @@ fn segment(
         (UDP, _) => (VIRTIO_NET_HDR_GSO_UDP_L4, 17, 6),
         _ => return Err(bad),
     };
+    if !is_direct(frame, context.is_ipv4, (network, transport), protocol) {
+        return Err(bad);
+    }
     let total = frame.len().checked_sub(network).ok_or(bad)?;
     let addresses = if context.is_ipv4 {
         put(frame, network + 2, &u16::try_from(total).unwrap_or(0).to_be_bytes())?;
@@ -135,6 +138,29 @@ fn segment(
     set(header, GSO_SIZE, context.mss.into());
     set(header, HDR_LEN, headers);
     Ok(())
+}
+
+/// True if the IP header from `network` on ends at `transport`, with this protocol in it.
+///
+/// Linux has a frame in a tunnel cut by the length of all its headers up to the inner TCP (`NETIF_F_GSO_PARTIAL`), and
+/// sets outer lengths and checksums for what comes out. No virtio header describes that.
+fn is_direct(frame: &[u8], is_ipv4: bool, (network, transport): (usize, usize), protocol: u8) -> bool {
+    let header = frame.get(network..transport).unwrap_or_default();
+    match (header, is_ipv4) {
+        ([first, _, _, _, _, _, _, _, _, next, ..], true) => {
+            *first == 0x40 | (header.len() / 4) as u8 && header.len().is_multiple_of(4) && *next == protocol
+        }
+        ([first, _, _, _, _, _, next, ..], false) => {
+            // Extension headers that a segment may have begin with the number of the next one, and their length.
+            let (mut at, mut next) = (40, *next);
+            while matches!(next, 0 | 43 | 60) {
+                let Some([then, length]) = header.get(at..at + 2) else { return false };
+                (at, next) = (at + 8 * (1 + usize::from(*length)), *then);
+            }
+            first >> 4 == 6 && at == header.len() && next == protocol
+        }
+        _ => false,
+    }
 }
 
 /// Computes the checksum of the IPv4 header from `network` to before `transport`.

@@ -204,6 +204,7 @@ impl X550Room<'_, '_> {
             nic.count(Statistic::BytesReceived, self.bytes);
             nic.count(Statistic::GroupsReceived, self.groups);
             nic.count(Statistic::BroadcastsReceived, self.broadcasts);
+            nic.count_queue(Direction::Receive, number, self.frames, self.bytes);
             if let (Place::Vf(index), _) = nic.owner(number) {
                 nic.count_vf(index, VfCounter::FramesReceived, self.frames);
                 nic.count_vf(index, VfCounter::BytesReceived, self.bytes);

@@ -16,6 +16,7 @@ use crate::frames::walk;
 use crate::net::{Counter, Tally};
 use crate::queue::ring::BrokenRing;
 use crate::switch::frame::body::Body;
+use crate::switch::polling::ENOUGH;
 use crate::switch::rings::{Ended, Packet, SendRing, Taken};
 use crate::switch::source::End;
 use crate::x550_sriov::X550Handle;
@@ -161,6 +162,12 @@ impl X550Tx<'_, '_> {
         }
     }
 
+    /// The descriptors of the frames that are done.
+    fn descriptors_done(&self) -> u32 {
+        let count = self.count.max(1);
+        (self.first.0 % count + count - self.queue.head % count) % count
+    }
+
     fn set_context(&self, context: Context) {
         self.registers.lock().set_context(self.number, context);
     }
@@ -239,7 +246,10 @@ impl SendRing for X550Tx<'_, '_> {
     }
 
     fn completed(&self) -> usize {
-        self.done_frames
+        // Frames are gathered until there are enough of them. In a small ring, or with many descriptors for each, so
+        // many would not fit: a quarter of the ring counts as enough.
+        let share = 4 * ENOUGH.saturating_mul(self.descriptors_done()) / self.count.max(1);
+        if self.done_frames > 1 { self.done_frames.max(share as usize) } else { self.done_frames }
     }
 
     fn finish(self, ended: Result<Ended, BrokenRing>, tally: &mut Tally) -> Result<End, BrokenRing> {
@@ -258,14 +268,15 @@ impl SendRing for X550Tx<'_, '_> {
             nic.count(Statistic::FramesSent, self.frames);
             nic.count(Statistic::BytesSent, self.bytes);
             nic.count(Statistic::Spoofed, self.spoofed);
+            nic.count_queue(Direction::Transmit, self.number, self.frames, self.bytes);
             if let (Place::Vf(index), _) = nic.owner(self.number) {
                 nic.count_vf(index, VfCounter::FramesSent, self.frames);
                 nic.count_vf(index, VfCounter::BytesSent, self.bytes);
             }
             drop(nic);
-            let frames = u32::try_from(self.done_frames).unwrap_or(u32::MAX);
+            let descriptors = self.descriptors_done();
             if (!self.done.is_empty() || self.queue.head_write_back.is_some())
-                && self.registers.frames_sent(self.number, frames, self.bytes)
+                && self.registers.frames_sent(self.number, descriptors, self.bytes)
             {
                 tally.count(Counter::Interrupts);
             }

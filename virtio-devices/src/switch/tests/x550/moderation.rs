@@ -10,7 +10,7 @@ const VF_QUEUE: u16 = 2;
 const VF_REGISTERS: u64 = 0x4000;
 
 impl Card {
-    fn write_vf(&mut self, offset: u64, value: u32) {
+    pub(super) fn write_vf(&mut self, offset: u64, value: u32) {
         let window = WindowId::VfBar(BarIndex::new(0).unwrap());
         let _ = self.device.mmio_write(window, VF_REGISTERS + offset, &value.to_le_bytes());
     }
@@ -89,7 +89,7 @@ fn a_pause_sends_the_interrupts_that_wait() {
 }
 
 #[test]
-fn an_enable_that_waits_wakes_a_worker() {
+fn an_enable_that_waits_sets_the_time_of_a_worker() {
     let clock = StoppedClock::new();
     let mut card = Card::moderated();
     card.send(0, &frame(mac(0), mac(1), 100));
@@ -126,6 +126,45 @@ fn a_stream_of_frames_rings_no_doorbell() {
     card.run();
     card.send(VF_QUEUE, &away);
     assert_eq!((card.sent().len(), card.counter(VF, Counter::Kicks)), (1, kicks + 1));
+}
+
+impl Card {
+    /// Sends frames of VF 1 whose 60 bytes are in four descriptors each.
+    fn send_in_quarters(&mut self, frames: usize) {
+        let at = self.store(VF_QUEUE, &frame(mac(1), mac(77), 60));
+        let part = data(15) & !(1 << 24 | 1 << 27);
+        let one = [[at, 0, part, 60 << 14], [at + 15, 0, part, 0], [at + 30, 0, part, 0], [at + 45, 0, data(15), 0]];
+        self.send_descriptors(VF_QUEUE, &one.repeat(frames));
+    }
+}
+
+#[test]
+fn a_small_ring_is_reported_before_it_is_full() {
+    let _clock = StoppedClock::new();
+    let mut card = Card::moderated();
+    // A quarter of a ring of 32 descriptors.
+    card.send_in_quarters(1);
+    assert_eq!(card.interrupts(), 0);
+    card.send_in_quarters(1);
+    assert_eq!((card.interrupts(), card.sent().len()), (1, 2));
+}
+
+#[test]
+fn a_stream_that_fills_a_small_ring_is_drained_more_often() {
+    let clock = StoppedClock::new();
+    let mut card = Card::new();
+    for _ in 0..5 {
+        card.send(VF_QUEUE, &frame(mac(1), mac(77), 60));
+        clock.advance(Duration::from_micros(10));
+    }
+    let us = Duration::from_micros;
+    // Half of the ring in 100 us, with four frames.
+    for (frames, next) in [(2, 100), (4, 50)] {
+        card.send_in_quarters(frames);
+        clock.advance(us(100));
+        card.worker.step(Some(Duration::ZERO));
+        assert_eq!(card.worker.timeout(None).map(|wait| wait.min(us(100))), Some(us(next)), "{frames} frames");
+    }
 }
 
 #[test]
