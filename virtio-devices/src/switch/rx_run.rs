@@ -16,6 +16,7 @@ use super::frame::Frame;
 use super::frame::body::Body;
 use super::frame::offload;
 use super::port_nic::PortNic;
+use super::rings::x550::Whole;
 use super::rings::{Room, Supply, VirtqueueScratch};
 use super::tx_batch::FRAME_COST;
 use crate::DmaView;
@@ -34,7 +35,7 @@ pub(crate) struct RxScratch {
     /// Scratch memory of virtqueues.
     pub virtqueue: VirtqueueScratch,
     /// The frame that is written to the buffers of an X550.
-    pub whole: Vec<u8>,
+    pub whole: Whole,
     copies: Copies,
     /// The number of segments, which are more work than their frames' bytes suggest.
     pub segments: usize,
@@ -119,7 +120,7 @@ pub(crate) struct RunScratch<'r> {
 
 impl RxScratch {
     /// The parts of a run: those for a virtqueue, the frame for an X550, and the rest.
-    pub(crate) fn parts(&mut self) -> (&mut VirtqueueScratch, &mut Vec<u8>, RunScratch<'_>) {
+    pub(crate) fn parts(&mut self) -> (&mut VirtqueueScratch, &mut Whole, RunScratch<'_>) {
         let Self { virtqueue, whole, copies, segments, price } = self;
         (virtqueue, whole, RunScratch { copies, segments, price })
     }

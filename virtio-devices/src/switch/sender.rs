@@ -8,7 +8,7 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use super::account::debt::Debt;
 use super::polling::Polling;
 use super::port_nic::PortNic;
-use super::rings::x550::{X550Send, X550Tx};
+use super::rings::x550::{Whole, X550Send, X550Tx};
 use super::rings::{Ended, SendRing, SendScratch, VirtqueueSend, VirtqueueTx};
 use super::source::End;
 use super::tx_batch::{FRAME_COST, Progress, Queue, Sender, TxBatch};
@@ -63,7 +63,7 @@ pub(crate) enum Started<'b, 'm> {
 pub(crate) struct TxScratch {
     virtqueue: SendScratch,
     /// The frame that was taken from a ring of an X550.
-    whole: Vec<u8>,
+    whole: Whole,
 }
 
 struct TxQueue {

@@ -7,6 +7,7 @@
 mod packet;
 mod receive;
 mod send;
+mod whole;
 
 use std::sync::atomic::Ordering;
 
@@ -16,6 +17,7 @@ use crate::DmaView;
 use crate::queue::ring::BrokenRing;
 pub(crate) use receive::{X550Receive, X550Room};
 pub(crate) use send::{X550Send, X550Tx};
+pub(crate) use whole::Whole;
 
 /// Bytes of a descriptor.
 const DESCRIPTOR: usize = x550::descriptor::LEN;

@@ -8,11 +8,13 @@ impl Sum {
     /// Adds `bytes`, which follow an even number of bytes; an odd last one is followed by a zero.
     pub(crate) fn and(self, bytes: &[u8]) -> Self {
         let (words, rest) = bytes.as_chunks::<4>();
-        // Frames are short: 2^32 such words would be needed for an overflow.
-        let sum = words.iter().fold(self.0, |sum, word| sum + u64::from(u32::from_be_bytes(*word)));
         let mut last = [0; 4];
         last.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
-        Self(sum + u64::from(u32::from_be_bytes(last)))
+        // The machine's own order is the fastest: a sum of swapped words is the swapped sum (RFC 1071, section 2 B).
+        // Frames are short: 2^32 such words would be needed for an overflow.
+        let number = |word: &[u8; 4]| u64::from(u32::from_ne_bytes(*word));
+        let sum = words.iter().map(number).sum::<u64>() + number(&last);
+        Self(self.0 + u64::from(u16::from_be(fold(sum))))
     }
 
     /// Adds a number of 32 bits, such as a length.
@@ -22,11 +24,7 @@ impl Sum {
 
     /// The checksum.
     pub(crate) const fn checksum(self) -> u16 {
-        let mut sum = self.0;
-        while sum > 0xffff {
-            sum = (sum >> 16) + (sum & 0xffff);
-        }
-        !(sum as u16)
+        !fold(self.0)
     }
 
     /// The checksum, for a protocol where 0 means none (`RFC 768`). Both forms of 0 are equal in a sum, so that this is
@@ -37,6 +35,14 @@ impl Sum {
             checksum => checksum,
         }
     }
+}
+
+/// The sum of 16-bit words with the carries.
+const fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum >> 16) + (sum & 0xffff);
+    }
+    sum as u16
 }
 
 #[cfg(test)]

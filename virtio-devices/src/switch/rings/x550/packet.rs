@@ -6,6 +6,8 @@ use virtio_bindings::virtio_net::{
 };
 use x550::descriptor::{Context, Data};
 
+use super::Whole;
+
 use crate::frames::net_protocol::MAX_FRAME;
 use crate::frames::net_protocol::header::{self, CSUM_OFFSET, CSUM_START, FLAGS, GSO_SIZE, GSO_TYPE, HDR_LEN, HEADER};
 use crate::net::Counter;
@@ -40,7 +42,7 @@ pub(super) struct Parts<'p> {
 /// # Errors
 ///
 /// The reason why the frame is dropped: its descriptors contradict it.
-pub(super) fn finish(frame: &mut Vec<u8>, parts: &Parts<'_>) -> Result<[u8; HEADER], Counter> {
+pub(super) fn finish(frame: &mut Whole, parts: &Parts<'_>) -> Result<[u8; HEADER], Counter> {
     let Parts { data, context } = parts;
     let tag = if data.inserts_vlan { TAG } else { 0 };
     if data.inserts_vlan {
@@ -65,7 +67,7 @@ pub(super) fn finish(frame: &mut Vec<u8>, parts: &Parts<'_>) -> Result<[u8; HEAD
         }
     }
     if frame.len() < SHORTEST {
-        frame.resize(SHORTEST, 0);
+        frame.extend(SHORTEST - frame.len()).fill(0);
     }
     if frame.len() > MAX_FRAME {
         return Err(Counter::TxTooLong);
@@ -73,10 +75,10 @@ pub(super) fn finish(frame: &mut Vec<u8>, parts: &Parts<'_>) -> Result<[u8; HEAD
     header::check(made, frame.len(), FEATURES).map_err(|_| Counter::TxBadHeaders)
 }
 
-fn insert_tag(frame: &mut Vec<u8>, tag: u16) -> Result<(), Counter> {
+fn insert_tag(frame: &mut Whole, tag: u16) -> Result<(), Counter> {
     let [high, low] = tag.to_be_bytes();
     let rest = frame.get(ADDRESSES..).ok_or(Counter::TxTooShort)?.len();
-    frame.extend_from_slice(&[0; TAG]);
+    frame.append(&[0; TAG]);
     frame.copy_within(ADDRESSES..ADDRESSES + rest, ADDRESSES + TAG);
     put(frame, ADDRESSES, &[0x81, 0, high, low])
 }

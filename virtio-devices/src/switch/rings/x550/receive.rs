@@ -6,7 +6,7 @@ use std::sync::Arc;
 use x550::descriptor::{Received, receive_buffer};
 use x550::{Counter as Statistic, Direction, Place, ReceiveQueue, VfCounter};
 
-use super::{DESCRIPTOR, address, publish, read, write};
+use super::{DESCRIPTOR, Whole, address, publish, read, write};
 use crate::DmaView;
 use crate::frames::net_protocol::ethernet::is_multicast;
 use crate::frames::net_protocol::header::{FLAGS, HEADER};
@@ -22,6 +22,8 @@ use crate::x550_sriov::X550Handle;
 const ADDRESSES: usize = 12;
 /// The Ethernet type of a VLAN tag that the NIC removes.
 const VLAN_TAG: [u8; 2] = [0x81, 0];
+/// The length of a tag.
+const TAG: usize = 4;
 /// RXE of a descriptor's errors: the frame is not usable (`Extended Error`).
 const RECEIVE_ERROR: u64 = 1 << 29;
 /// `VIRTIO_NET_HDR_F_DATA_VALID`: the checksum was checked.
@@ -42,7 +44,7 @@ pub(crate) struct X550Room<'r, 'm> {
     receive: &'r X550Receive,
     memory: &'m DmaView,
     /// The frame that is written.
-    whole: &'r mut Vec<u8>,
+    whole: &'r mut Whole,
     /// The registers at the start of the run.
     queue: ReceiveQueue,
     /// The number of descriptors in the ring.
@@ -63,7 +65,7 @@ impl X550Receive {
     }
 
     /// Begins a run; `None` if the queue is disabled.
-    pub(crate) fn room<'r, 'm>(&'r self, memory: &'m DmaView, whole: &'r mut Vec<u8>) -> Option<X550Room<'r, 'm>> {
+    pub(crate) fn room<'r, 'm>(&'r self, memory: &'m DmaView, whole: &'r mut Whole) -> Option<X550Room<'r, 'm>> {
         let queue = self.registers.lock().receive_queue(self.queue);
         let count = queue.len / DESCRIPTOR as u32;
         let (head, available) = (queue.head, queue.available());
@@ -95,12 +97,16 @@ impl X550Room<'_, '_> {
         supply: &mut Supply,
         tally: &mut Tally,
     ) -> Result<Option<Lack>, BrokenRing> {
+        let is_valid = header[FLAGS] & DATA_VALID != 0;
+        if rest == 0 && !(self.queue.strips_vlan && has_tag(front)) {
+            return self.fill_whole(is_valid, front, None, supply, tally);
+        }
         let mut whole = std::mem::take(self.whole);
         whole.clear();
-        whole.extend_from_slice(front);
-        whole.resize(front.len() + rest, 0);
-        body.read(whole.get_mut(front.len()..).unwrap_or_default());
-        let filled = self.fill_whole(header[FLAGS] & DATA_VALID != 0, &mut whole, supply, tally);
+        whole.append(front);
+        body.read(whole.extend(rest));
+        let vlan = if self.queue.strips_vlan { strip(&mut whole) } else { None };
+        let filled = self.fill_whole(is_valid, &whole, vlan, supply, tally);
         *self.whole = whole;
         filled
     }
@@ -108,14 +114,14 @@ impl X550Room<'_, '_> {
     fn fill_whole(
         &mut self,
         is_valid: bool,
-        frame: &mut Vec<u8>,
+        frame: &[u8],
+        vlan: Option<u16>,
         supply: &mut Supply,
         tally: &mut Tally,
     ) -> Result<Option<Lack>, BrokenRing> {
         let is_broadcast = frame.starts_with(&[0xff; 6]);
         let is_group = frame.first_chunk().is_some_and(is_multicast) && !is_broadcast;
-        let len = frame.len();
-        let vlan = if self.queue.strips_vlan { strip(frame) } else { None };
+        let len = frame.len() + if vlan.is_some() { TAG } else { 0 };
         let size = usize::try_from(self.queue.buffer).unwrap_or(0);
         let too_long = self.queue.longest.is_some_and(|longest| len > usize::from(longest));
         let Some(needed) = frame.len().max(1).div_ceil(size.max(1)).try_into().ok().filter(|_| size != 0 && !too_long)
@@ -216,14 +222,18 @@ impl X550Room<'_, '_> {
     }
 }
 
+/// True if a frame has a VLAN tag.
+fn has_tag(frame: &[u8]) -> bool {
+    frame.get(ADDRESSES..).is_some_and(|rest| rest.starts_with(&VLAN_TAG))
+}
+
 /// Removes the VLAN tag of a frame that has one, and returns it.
-fn strip(frame: &mut Vec<u8>) -> Option<u16> {
-    let tag = frame.get(ADDRESSES..)?.first_chunk::<4>()?;
-    let [a, b, high, low] = *tag;
-    if [a, b] != VLAN_TAG {
+fn strip(frame: &mut Whole) -> Option<u16> {
+    let [.., high, low] = *frame.get(ADDRESSES..)?.first_chunk::<TAG>()?;
+    if !has_tag(frame) {
         return None;
     }
-    frame.copy_within(ADDRESSES + 4.., ADDRESSES);
-    frame.truncate(frame.len() - 4);
+    frame.copy_within(ADDRESSES + TAG.., ADDRESSES);
+    frame.truncate(frame.len() - TAG);
     Some(u16::from_be_bytes([high, low]))
 }

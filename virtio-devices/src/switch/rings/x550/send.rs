@@ -7,7 +7,7 @@ use x550::descriptor::{Context, Data, TRANSMIT_DONE, TRANSMIT_STATUS, Transmit};
 use x550::{Counter as Statistic, Direction, Place, TransmitQueue, VfCounter};
 
 use super::packet::{self, Parts};
-use super::{DESCRIPTOR, address, publish, read};
+use super::{DESCRIPTOR, Whole, address, publish, read};
 use crate::DmaView;
 use crate::frames::net_protocol::MAX_FRAME;
 use crate::frames::net_protocol::ethernet::ETHERNET_HEADER;
@@ -45,7 +45,7 @@ pub(crate) struct X550Tx<'b, 'm> {
     done_before: usize,
     memory: &'m DmaView,
     /// The frame that was taken.
-    whole: &'b mut Vec<u8>,
+    whole: &'b mut Whole,
     /// The number of its first bytes that were inspected.
     inspected: usize,
     /// The registers at the start of the batch.
@@ -81,7 +81,7 @@ impl X550Send {
     }
 
     /// Locks the queue for a batch; `None` if it is disabled.
-    pub(crate) fn batch<'b, 'm>(&'b mut self, memory: &'m DmaView, whole: &'b mut Vec<u8>) -> Option<X550Tx<'b, 'm>> {
+    pub(crate) fn batch<'b, 'm>(&'b mut self, memory: &'m DmaView, whole: &'b mut Whole) -> Option<X550Tx<'b, 'm>> {
         let Self { registers, queue: number, skips, incomplete, done } = self;
         let queue = registers.lock().transmit_queue(*number);
         if !queue.enabled {
@@ -174,12 +174,11 @@ impl X550Tx<'_, '_> {
 
     /// Appends the buffer of a descriptor, or returns the reason why its frame is dropped.
     fn append(&mut self, data: &Data) -> Option<Counter> {
-        let (from, len) = (self.whole.len(), usize::from(data.len));
-        if from + len > MAX_FRAME {
+        let len = usize::from(data.len);
+        if self.whole.len() + len > MAX_FRAME {
             return Some(Counter::TxTooLong);
         }
-        self.whole.resize(from + len, 0);
-        let read = read(self.memory, data.address, self.whole.get_mut(from..).unwrap_or_default());
+        let read = read(self.memory, data.address, self.whole.extend(len));
         (!read).then_some(Counter::TxBadChains)
     }
 
