@@ -2,8 +2,8 @@
 //! The disk is raw, or a qcow2 image over the raw one; the firmware is UEFI's, or Cloud Hypervisor's own.
 //!
 //! A systemd unit enables the VFs of the guest's NICs, as an administrator would do at each start. The command that
-//! starts the guest is README's first example, with one more NIC: its VFs are governed by the guest, which gives them to
-//! containers as the guide of docs/guide/kubernetes-vlans.md does.
+//! starts the guest is README's first example, with one more NIC: the guest governs its VFs, and gives them to
+//! containers as docs/guide/kubernetes-vlans.md does.
 
 use std::fs;
 use std::os::unix::fs::FileExt;

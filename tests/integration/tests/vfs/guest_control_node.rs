@@ -1,4 +1,4 @@
-//! A guest as a node of a Kubernetes cluster with virtio VFs: the SR-IOV device plugin offers them, multus attaches them
+//! A guest as a node of a Kubernetes cluster with virtio VFs: the SR-IOV device plugin offers them, multus gives them
 //! to pods, and the CNI plugin sets their policy within the limits of the host. DPDK has one as well.
 
 use std::path::Path;
