@@ -166,15 +166,15 @@ fn a_guest_governs_its_vfs_within_limits(#[case] kernel: Kernel) {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// What the program says when it fails.
+/// The program's error. It must fail.
 fn refused(guest: &mut Guest, arguments: &str) -> String {
     let Output { status, text } = guest.run_within(&format!("/tmp/tools/vfctl {arguments}"), LIMIT);
     assert_eq!(status, 1, "{arguments}: {text}");
     text.trim_end().to_owned()
 }
 
-/// A guest's settings for VFs whose packets this program does not carry are those that need nobody to enforce them: the
-/// link. Others are refused with the reason that the host gets.
+/// Of VFs whose packets another program carries, a guest can set the link. Other settings are refused with the reason
+/// that the host gets.
 #[rstest]
 #[case::generic_6_12(Kernel::Generic)]
 #[ignore = "a longer test: a second kernel"]
@@ -233,7 +233,7 @@ fn what_a_backend_cannot_enforce_is_refused_to_a_guest(#[case] kernel: Kernel) {
     assert_eq!(guest.power_off().code, Some(0));
 }
 
-/// What the guest has set, and its effect.
+/// Asserts that the guest's settings are the same, and have the same effect.
 fn assert_kept(guest: &mut Guest, api: &Api, tenants: &[Tenant]) {
     assert_eq!(set_by_guest(guest), [json!(["vlan"]), json!(["vlan"]), json!([]), json!([])]);
     assert_eq!(on_host(api, "vlan"), [120, 120, 0, 0]);
