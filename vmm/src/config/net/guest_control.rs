@@ -11,7 +11,7 @@ use vm_api::config::error::{ConfigError, Problem};
 use vm_api::config::mac::{MacAddress, MacChoice};
 use vm_api::config::net::NetConfig;
 use vm_api::config::net::guest_control::{GuestControl, GuestSettings};
-use vm_api::config::net::policy::{LinkPolicy, MAX_QOS, PolicyConfig, VlanProto};
+use vm_api::config::net::policy::{LinkPolicy, MAX_QOS, PolicyConfig, VlanProto, Vlans};
 
 use crate::config::net::policy::{self, Carrier};
 use crate::config::net::{uplink_rate, x550};
@@ -157,6 +157,8 @@ pub(crate) fn effective(host: &NetConfig, of_host: LinkPolicy, guest: &GuestSett
         max_tx_rate: max_tx_rate.or(config.policy.max_tx_rate),
         link: Some(link.unwrap_or(of_host)),
         spoofchk: spoofchk.or(config.policy.spoofchk),
+        // A port VLAN within the host's trunk takes its place: the two cannot be combined.
+        trunk: config.policy.trunk.filter(|_| vlan.is_none()),
         ..config.policy
     };
     config.policy = given;
@@ -191,8 +193,9 @@ fn check_vlan(allowed: &GuestControl, host: HostVf<'_>, wanted: &GuestSettings) 
         if let Some(of_host) = of_host.filter(|vlan| *vlan != 0) {
             return Err(said("vlan", vlan, format_args!("vlan={of_host}")));
         }
-        if trunk.as_ref().is_some_and(|trunk| !trunk.0.is_empty()) {
-            return Err(said("vlan", vlan, "a trunk"));
+        let outside = |trunk: &&Vlans| !trunk.0.is_empty() && !trunk.0.iter().any(|range| range.contains(&vlan));
+        if let Some(trunk) = trunk.as_ref().filter(outside) {
+            return Err(said("vlan", vlan, format_args!("trunk={trunk}")));
         }
     }
     let alone = "goes only with a vlan that the guest sets; add vlan";

@@ -69,7 +69,7 @@ fn each_key_is_decided_by_its_limits_and_the_hosts_settings() {
                     "Invalid vlan_proto=802.1ad: goes only with a vlan that the guest sets; add vlan",
                 ),
             ],
-            vec![("vlan=7", "the host has set vlan=7"), ("trunk=[7]", "the host has set a trunk")],
+            vec![("vlan=7", "the host has set vlan=7"), ("trunk=[0,7]", "the host has set trunk=[0,7]")],
         ),
         (
             "mac",
@@ -122,6 +122,22 @@ fn each_key_is_decided_by_its_limits_and_the_hosts_settings() {
             }
         }
     }
+}
+
+/// A trunk of the host's is a ceiling for port VLANs of the guest, one of which takes its place.
+#[test]
+fn a_vlan_within_the_hosts_trunk_is_the_guests() {
+    let host = Host::new(PF, "trunk=[0,100-150]");
+    assert_eq!(answer(ALL, &host, r#""vlan":150"#), "");
+    assert_eq!(answer(ALL, &host, r#""vlan":151"#), "Denied vlan=151: the host has set trunk=[0,100-150]");
+    let wanted = requested(&GuestSettings::default(), &set(r#""vlan":150"#));
+    let config = decide(&ALL.parse().unwrap(), host.view(), &wanted, |_| false).unwrap();
+    let info = info_of(&config);
+    assert_eq!((info.vlan, info.trunk.0.len()), (150, 0));
+    // Without it, the trunk applies again.
+    let config = effective(&host.vf, LinkPolicy::Auto, &GuestSettings::default());
+    assert_eq!(info_of(&config).trunk, info_of(&host.vf).trunk);
+    assert_eq!(info_of(&host.vf).trunk.0.len(), 2);
 }
 
 #[test]
