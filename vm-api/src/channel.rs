@@ -183,7 +183,7 @@ pub enum RefusalCode {
     Denied,
     /// The VF's backend or state does not permit it.
     Conflict,
-    /// The host failed; the request may succeed later.
+    /// The host failed, or cannot do it at present; the request may succeed later.
     Failed,
 }
 

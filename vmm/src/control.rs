@@ -121,7 +121,8 @@ impl ControlLoop {
                 vm.announce();
                 vm.reclaim();
             }
-            if let Some(instance) = &mut self.instance {
+            let leaves_guest = self.leaves_guest();
+            if let Some(instance) = self.instance.as_mut().filter(|_| !leaves_guest) {
                 instance.report_late(Instant::now());
             }
             if ready.signal {
@@ -308,7 +309,8 @@ impl ControlLoop {
             None if !self.deferred.is_empty() => Some(AT_ONCE),
             _ => unread.then_some(REMINDER),
         };
-        let report = self.instance.as_ref().and_then(|instance| instance.wait_to_report(Instant::now()));
+        let instance = self.instance.as_ref().filter(|_| !self.leaves_guest());
+        let report = instance.and_then(|instance| instance.wait_to_report(Instant::now()));
         let waits = [timeout, report, vm.and_then(Vm::wait_to_announce), vm.and_then(Vm::wait_to_reclaim)];
         sources.wait(waits.into_iter().flatten().min())
     }

@@ -180,6 +180,8 @@ impl Instance {
     ///
     /// Fails if the VM cannot be saved.
     pub(crate) fn saver(&mut self, folder: PathBuf) -> Result<Saver, Failure> {
+        // The channel's state has the notices.
+        self.report_rest();
         let vm = self.vm.as_mut().ok_or_else(|| Failure::new(ErrorKind::Conflict, "the VM is not booted"))?;
         let mut machine = vm.save_machine().map_err(|error| Error::from(SnapshotError::from(error)))?;
         let (memory, filling) = (vm.memory().clone(), vm.filling().cloned());

@@ -69,6 +69,8 @@ impl ControlLoop {
         let address = check_send(&config)?;
         let tls = tls(&address, config.tls_dir.as_deref(), migration::tls::client)?;
         let instance = self.running()?;
+        // The guest changes nothing from now on. The channel's state has the notices.
+        instance.report_rest();
         let mut offer = instance.offer()?;
         let runs = offer.runs;
         let (mut passed, mut sockets) = (None, Vec::new());

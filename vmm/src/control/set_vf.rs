@@ -47,7 +47,11 @@ pub(super) fn policy_of(
     PolicyInfo { link: link.unwrap_or(policy.link), ..policy }
 }
 
-/// Differences between the settings of a VF `before` and `after` a change: `vlan 0 -> 100, trust true -> false`.
+/// The differences of equal settings.
+pub(super) const NOTHING: &str = "nothing";
+
+/// Differences between the settings of a VF `before` and `after` a change: `vlan 0 -> 100, trust true -> false`; or
+/// [`NOTHING`].
 pub(super) fn changes(before: &Map<String, Value>, after: &Map<String, Value>) -> String {
     let keys: BTreeSet<_> = before.keys().chain(after.keys()).collect();
     let text = |settings: &Map<String, Value>, key: &String| match settings.get(key) {
@@ -57,7 +61,7 @@ pub(super) fn changes(before: &Map<String, Value>, after: &Map<String, Value>) -
     };
     let differs = keys.into_iter().filter(|key| before.get(*key) != after.get(*key));
     let lines: Vec<_> = differs.map(|key| format!("{key} {} -> {}", text(before, key), text(after, key))).collect();
-    if lines.is_empty() { "nothing".to_string() } else { lines.join(", ") }
+    if lines.is_empty() { NOTHING.to_string() } else { lines.join(", ") }
 }
 
 /// Kind of a problem with the resulting VM. A conflict with another part of the VM is not a fault of the request.
@@ -139,7 +143,7 @@ mod tests {
         let after = settings(r#"{"link": "down", "storm": 0, "trunk": [5], "vlan": 100}"#);
         assert_eq!(changes(&before, &after), "link auto -> down, trunk none -> [5], vlan 0 -> 100");
         assert_eq!(changes(&after, &before), "link down -> auto, trunk [5] -> none, vlan 100 -> 0");
-        assert_eq!(changes(&after, &after), "nothing");
+        assert_eq!(changes(&after, &after), NOTHING);
     }
 
     #[test]

@@ -180,9 +180,7 @@ impl Instance {
         };
         self.set_guest_settings(pf, *index, wanted, *resets);
         let changed = set_vf::changes(&before, &self.settings(pf, *index));
-        if changed != "nothing" {
-            self.report_guest_change(pf, *index, &changed);
-        }
+        self.report_guest_change(pf, *index, &changed);
         set_vf::settle_of_guest(replaced, pf, (*index).into()).map_err(|failure| refused(found, &failure))
     }
 
@@ -256,7 +254,7 @@ fn refused(found: &Found, failure: &Failure) -> Refusal {
     let code = match failure.kind {
         ErrorKind::NotFound => return gone(found),
         ErrorKind::Invalid => RefusalCode::Invalid,
-        ErrorKind::Conflict | ErrorKind::Busy => RefusalCode::Conflict,
+        ErrorKind::Conflict => RefusalCode::Conflict,
         _ => RefusalCode::Failed,
     };
     let line = failure.chain.last().map_or("", String::as_str);

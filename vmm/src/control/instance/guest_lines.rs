@@ -26,7 +26,7 @@ impl Instance {
         let Some(channel) = self.vm().and_then(Vm::channel).cloned() else { return };
         let Some(line) = channel.take() else { return };
         let reply = reply(line.bytes.as_deref(), |command| match command {
-            Command::Set(_) | Command::Reset(_) if is_sent => Err(refusal(RefusalCode::Conflict, IS_SENT)),
+            Command::Set(_) | Command::Reset(_) if is_sent => Err(refusal(RefusalCode::Failed, IS_SENT)),
             command => self.guest_request(command),
         });
         channel.answer(line.opening, reply);

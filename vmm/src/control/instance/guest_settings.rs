@@ -170,8 +170,11 @@ impl Instance {
         }
     }
 
-    /// Reports a change by the guest, now or by [`Self::report_late`].
+    /// Reports a change by the guest, now or by [`Self::report_late`]. `changed` is [`set_vf::NOTHING`] for none.
     pub(super) fn report_guest_change(&mut self, pf: &str, index: u16, changed: &str) {
+        if changed == set_vf::NOTHING {
+            return;
+        }
         let change = GuestChange { pf: pf.to_string(), index, changed: changed.to_string() };
         let report = self.guest_vfs.reports.add(change, Instant::now());
         self.report(report);
@@ -189,7 +192,7 @@ impl Instance {
     }
 
     /// Reports the last change of a guest that ends.
-    pub(super) fn report_rest(&mut self) {
+    pub(crate) fn report_rest(&mut self) {
         let report = self.guest_vfs.reports.end();
         self.report(report);
     }
@@ -215,7 +218,7 @@ impl Instance {
         let net = self.config().net.iter().find(|net| net.id.as_deref() == Some(pf));
         let plugged = self.vm.as_ref().and_then(|vm| vm.devices().find(pf));
         let (Some(_), Some(plugged)) = (net.and_then(|net| net.guest_control.as_ref()), plugged) else { return };
-        let Some(vfs) = plugged.placement().vfs.filter(|_| changed != "nothing") else { return };
+        let Some(vfs) = plugged.placement().vfs.filter(|_| changed != set_vf::NOTHING) else { return };
         for index in indices.filter(|index| *index < vfs.total_vfs) {
             if resets_of(plugged, index).is_some() {
                 let address = plugged.placement().bdf(vfs.vf_rid(plugged.placement().rid, VfIndex(index)));
