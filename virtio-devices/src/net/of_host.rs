@@ -174,6 +174,8 @@ impl Net {
     pub(super) fn return_to_host(&mut self) {
         let Some(host) = self.host.take() else { return };
         let HostSettings { mac, policy, limits, link_up, follows_tap } = *host;
+        // All of it makes one table of a switch.
+        self.begin_changes();
         drop(mac.map(|mac| self.take_mac(mac)));
         drop(self.set_policy(policy, limits));
         self.follow_tap(follows_tap);
@@ -181,6 +183,7 @@ impl Net {
             port.carrier().follow_uplink(follows_tap);
         }
         drop(self.set_link(link_up));
+        drop(self.end_changes());
     }
 
     /// True if the link is up, as the driver reads it: a tap's state is that which its worker has seen last.

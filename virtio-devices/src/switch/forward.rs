@@ -57,7 +57,15 @@ impl Forwarder {
                     return Ok(End::More);
                 }
             }
+            // The table may have changed since the batch that divided a frame: each gets it once.
+            let is_done = match frame.route {
+                _ if source.served().is_empty() => false,
+                Err(_) => true,
+                Ok(Route::One(port)) => source.served().has(port),
+                Ok(Route::Many(_)) => false,
+            };
             match frame.route {
+                _ if is_done => conclude(&frame, source, Ok(()), 0),
                 Err(reason) => source.dropped(reason),
                 Ok(Route::One(port)) if port == self.core.uplink_index() => {
                     let sent = self.send(&frame, source);

@@ -12,6 +12,7 @@ use super::rings::x550::{Whole, X550Send, X550Tx};
 use super::rings::{Ended, SendRing, SendScratch, VirtqueueSend, VirtqueueTx};
 use super::source::End;
 use super::tx_batch::{FRAME_COST, Progress, Queue, Sender, TxBatch};
+use crate::frames::net_protocol::header;
 use crate::net::{Counter, Shared, Tally};
 use crate::queue::ring::{BrokenRing, ParkedRing};
 use crate::transport::features::has;
@@ -246,11 +247,19 @@ impl PortTx {
 fn end_first<R: SendRing>(mut ring: R, nic: &PortNic, tally: &mut Tally) -> Result<(), BrokenRing> {
     let taken = ring.take();
     let bytes = taken.as_ref().ok().and_then(Option::as_ref).map_or(0, |taken| taken.len);
-    if let Ok(Some(_)) = taken {
-        ring.complete(None);
-        nic.policy.load().transmit.take(bytes, 1);
-        tally.count(Counter::TxFrames);
-        tally.add(Counter::TxBytes, bytes as u64);
+    match taken.as_ref().ok().and_then(Option::as_ref).map(|taken| &taken.packet) {
+        Some(Ok(packet)) => {
+            ring.complete(None);
+            nic.policy.load().transmit.take(bytes, header::packets(&packet.header, bytes));
+            tally.count(Counter::TxFrames);
+            tally.add(Counter::TxBytes, bytes as u64);
+        }
+        // The guest has rewritten it.
+        Some(Err(reason)) => {
+            ring.complete(Some(*reason));
+            tally.count(*reason);
+        }
+        None => {}
     }
     let ended = taken.map(|_| Ended { end: End::Stopped, gathers: false, bytes });
     ring.finish(ended, tally).map(drop)

@@ -20,11 +20,15 @@ impl Body<'_, '_, '_> {
         }
     }
 
-    /// Reads its beginning.
+    /// Reads its beginning. Behind its end are zeros.
     pub(crate) fn read(&self, data: &mut [u8]) {
-        match self {
-            Self::Guest(from) => _ = from.read_at(0, data),
-            Self::Private(from) => data.iter_mut().zip(*from).for_each(|(to, from)| *to = *from),
-        }
+        let len = match self {
+            Self::Guest(from) => from.read_at(0, data),
+            Self::Private(from) => {
+                data.iter_mut().zip(*from).for_each(|(to, from)| *to = *from);
+                from.len()
+            }
+        };
+        data.get_mut(len..).unwrap_or_default().fill(0);
     }
 }

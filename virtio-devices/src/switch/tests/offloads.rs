@@ -151,8 +151,11 @@ fn short_segments_break_no_receiver_with_long_chains() {
     send_segments_of(&mut lan, 130);
     assert_eq!((lan.nics[2].rx.take_used().len(), lan.count(2, Counter::RxNoBuffers)), (161, 1));
     assert!(!lan.nics[2].interrupts.needs_reset());
-    lan.nics[1].send(&frame(mac(1), mac(2), 64));
-    assert_eq!(lan.nics[2].rx.take_used().len(), 1);
+    // It gets frames again when a worker has paid for its long chains.
+    eventually("a frame", || {
+        lan.nics[1].send(&frame(mac(1), mac(2), 64));
+        !lan.nics[2].rx.take_used().is_empty()
+    });
 }
 
 /// If the receiver has a limit, its packets count there.

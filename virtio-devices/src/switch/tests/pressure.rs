@@ -211,6 +211,21 @@ fn a_divided_flood_reaches_all_once_if_a_port_closes() {
 }
 
 #[test]
+fn a_divided_flood_that_may_go_to_one_alone_is_not_repeated() {
+    let (mut lan, mut worker, _) = half_flooded(16);
+    // The PF has it, and is the only one to which the port may send now.
+    assert_eq!(lan.nics[0].received().len(), 1);
+    let others: usize = lan.nics[2..].iter_mut().map(|nic| nic.received().len()).sum();
+    drop(lan.switch.set_port(1, PortSettings { isolated: true, ..PortSettings::default() }));
+    while lan.nics[1].tx.take_used().is_empty() {
+        worker.step(Some(Duration::ZERO));
+    }
+    assert!(lan.nics.iter_mut().all(|nic| nic.received().is_empty()));
+    assert!(others < 14, "the flood was divided");
+    assert_eq!(lan.count(1, Counter::TxFrames), 1);
+}
+
+#[test]
 fn a_divided_flood_ends_when_its_port_stops() {
     let (mut lan, _worker, _) = half_flooded(16);
     lan.nics[1].stop();
