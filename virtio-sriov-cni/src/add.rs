@@ -1,5 +1,6 @@
 //! ADD: gives a container a VF.
 
+use std::cell::Cell;
 use std::fs;
 use std::io::ErrorKind;
 
@@ -17,7 +18,7 @@ use crate::log::Level;
 use crate::namespace::Namespace;
 use crate::netlink::{Change, Link};
 use crate::parameters::{Attachment, Command};
-use crate::release::release;
+use crate::release::undo;
 use crate::result::{Attached, Interface, Ip, Route};
 use crate::settings::Settings;
 use crate::state::{Original, Record};
@@ -53,13 +54,13 @@ pub(crate) fn add(run: &Run<'_>) -> Result<String> {
         config: String::from_utf8_lossy(run.input).into_owned(),
     };
     run.system.store.write(&record)?;
-    let adding = Adding { run, record: &record, vf: &vf, container: &container };
+    let adding = Adding { run, record: &record, vf: &vf, container: &container, given: Cell::new(false) };
     adding
         .build(&settings)
         .map(|(interface, ipam)| Attached::after(previous, interface, &ipam).to_json(run.config.version).to_string())
         .inspect_err(|error| {
             run.log.write(Level::Debug, &format!("undoing: {error}"));
-            if let Err(also) = release(run, &record) {
+            if let Err(also) = undo(run, &record, adding.given.get()) {
                 run.log.write(Level::Error, &format!("undoing failed, DEL will try again: {also}"));
             }
         })
@@ -123,6 +124,8 @@ struct Adding<'a> {
     record: &'a Record,
     vf: &'a Vf,
     container: &'a Namespace,
+    /// True once the interface may have left the host.
+    given: Cell<bool>,
 }
 
 impl Adding<'_> {
@@ -175,6 +178,7 @@ impl Adding<'_> {
     fn give(&self, settings: &Settings) -> Result<Link> {
         let (run, step) = (self.run, self.run.system.step);
         let places = (&run.host, self.container);
+        self.given.set(true);
         let link = transfer(self.vf, run.system.owner, places, &self.record.interface, step)?;
         step(Step::Moved);
         let netlink = netlink_in(self.container)?;

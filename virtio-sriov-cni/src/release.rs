@@ -6,7 +6,7 @@ use std::path::Path;
 use vm_api::config::mac::MacAddress;
 
 use crate::config::Config;
-use crate::device::{Vf, netlink_in, rebind};
+use crate::device::{Rebound, Vf, netlink_in, rebind};
 use crate::error::{Code, Error, Result};
 use crate::ipam::{self, Order};
 use crate::log::Level;
@@ -80,10 +80,19 @@ pub(crate) fn gc(run: &Run<'_>) -> Result<()> {
 ///
 /// The first step that could not be undone and may be later. All else is undone, and the record stays.
 pub(crate) fn release(run: &Run<'_>, record: &Record) -> Result<()> {
+    undo(run, record, true)
+}
+
+/// Does what [`release`] does, and leaves an interface alone that no container was given.
+///
+/// # Errors
+///
+/// As [`release`].
+pub(crate) fn undo(run: &Run<'_>, record: &Record, given: bool) -> Result<()> {
     let of_ipam = release_addresses(run, record);
     let of_link = match &record.link {
-        Some(original) => take_back(run, record, original),
-        None => Ok(()),
+        Some(original) if given => take_back(run, record, original),
+        _ => Ok(()),
     };
     // A container that keeps the interface keeps its VLAN and rate.
     let of_host = if of_link.is_ok() { ungovern(run, &record.vf) } else { Ok(()) };
@@ -123,27 +132,39 @@ fn release_addresses(run: &Run<'_>, record: &Record) -> Result<()> {
 
 /// Returns the interface to the host, under the name that it had there.
 ///
-/// A container with `CAP_NET_ADMIN` can hide it in a namespace of its own, or give it names that keep it from moving.
-/// Then its driver makes a new one.
+/// A move would keep what the container made of it: a MACVLAN interface in a second namespace, which would have the
+/// next container's traffic, an XDP program, flags. So the driver ends the interface and makes a new one.
 fn take_back(run: &Run<'_>, record: &Record, original: &Original) -> Result<()> {
     let vf = Vf::of_record(&run.system.roots, &record.vf);
-    let kept = match from_container(run, record, &vf, original) {
-        Ok(true) => return Ok(()),
-        Ok(false) => None,
-        Err(error) => Some(error),
+    let (vf, refused) = match rebind(run.system, &vf.address, &original.driver) {
+        Ok(Rebound::Made(vf)) => (vf, None),
+        Ok(Rebound::Without) => (vf.clone(), None),
+        Ok(Rebound::Refused(error)) => {
+            move_back(run, record, &vf, original, &error)?;
+            (vf, Some(error))
+        }
+        // An administrator may have taken it from its driver.
+        Err(error) if vf.driver.is_empty() => {
+            run.log.warn(&error.message);
+            (vf, None)
+        }
+        Err(error) => return Err(error),
     };
-    // A container that has ended, or a plugin that was killed, leaves it on the host under any name.
     let netlink = netlink_in(&run.host)?;
-    let link = match vf.link(&netlink, run.system.owner)? {
-        None => make_again(run, &vf, original)?.map_or(Ok(None), |vf| vf.link(&netlink, run.system.owner))?,
-        link => link,
-    };
-    match (link, kept) {
+    match (vf.link(&netlink, run.system.owner)?, refused) {
         (Some(link), _) => rename(run, &netlink, &link, original),
         (None, Some(error)) => return Err(error),
         (None, None) => run.log.warn(&format!("the VF {} has no interface here", record.vf)),
     }
     Ok(())
+}
+
+/// Moves the interface to the host as it is, because its driver cannot make a new one, in a container without a
+/// writable `/sys` for example. One that is nowhere, or that names keep from moving, is left to the caller.
+fn move_back(run: &Run<'_>, record: &Record, vf: &Vf, original: &Original, refused: &Error) -> Result<()> {
+    let why = "moving its interface back instead, with all that the container made of it; make /sys writable";
+    run.log.warn(&format!("{refused}; {why}"));
+    from_container(run, record, vf, original).map(drop)
 }
 
 /// Moves the interface from the container to the host. Returns false if the container does not have it.
@@ -161,24 +182,6 @@ fn from_container(run: &Run<'_>, record: &Record, vf: &Vf, original: &Original) 
     Ok(false)
 }
 
-/// Makes a new interface in place of one that is nowhere. Returns the VF, unless it cannot have one.
-fn make_again(run: &Run<'_>, vf: &Vf, original: &Original) -> Result<Option<Vf>> {
-    match rebind(run.system, &vf.address, &original.driver) {
-        Ok(Some(vf)) => {
-            run.log
-                .warn(&format!("the VF {}: the container kept its interface, {} made another", vf.address, vf.driver));
-            Ok(Some(vf))
-        }
-        Ok(None) => Ok(None),
-        // An administrator may have taken it from its driver.
-        Err(error) if vf.driver.is_empty() => {
-            run.log.warn(&error.message);
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
-}
-
 /// Gives an interface on the host the name that it had, without names of the container.
 fn rename(run: &Run<'_>, netlink: &Netlink, link: &Link, original: &Original) {
     let foreign: Vec<_> = link.altnames.iter().filter(|name| !original.altnames.contains(name)).cloned().collect();
@@ -187,7 +190,11 @@ fn rename(run: &Run<'_>, netlink: &Netlink, link: &Link, original: &Original) {
         let change = Change { name: Some(&original.name), ..Change::default() };
         changed = changed.and(netlink.change(link.index, &change));
     }
-    if let Err(error) = changed {
+    // The host's udev may give it the same name at the same time.
+    let has_name = || matches!(netlink.link(&original.name), Ok(Some(now)) if now.index == link.index);
+    if let Err(error) = changed
+        && !has_name()
+    {
         run.log.warn(&format!("the interface {} keeps its names: {}: {error}", link.name, original.name));
     }
 }
