@@ -113,9 +113,8 @@ fn original(run: &Run<'_>, container: &Namespace, attachment: &Attachment, vf: &
         let why = "its interface is not in the host's namespace; bind virtio-pci to it, or end what has it";
         Error::new(Code::Device, format!("deviceID={}: {why}", vf.address))
     })?;
-    let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
     let Link { name, up, altnames, .. } = link;
-    Ok(Some(Original { name, mac, up, altnames, driver: vf.driver.clone() }))
+    Ok(Some(Original { name, up, altnames, driver: vf.driver.clone() }))
 }
 
 /// An ADD whose record is written.

@@ -1,8 +1,11 @@
 //! Taking a VF back: DEL, GC, and an ADD that failed. Each step succeeds for what is gone.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 
+use vfctl::Roots;
+use vm_api::channel::CONTROL_PORT;
 use vm_api::config::mac::MacAddress;
 
 use crate::config::Config;
@@ -90,17 +93,17 @@ pub(crate) fn release(run: &Run<'_>, record: &Record) -> Result<()> {
 /// As [`release`].
 pub(crate) fn undo(run: &Run<'_>, record: &Record, given: bool) -> Result<()> {
     let of_ipam = release_addresses(run, record);
-    let of_link = match &record.link {
-        Some(original) if given => take_back(run, record, original),
-        _ => Ok(()),
+    let original = record.link.as_ref().filter(|_| given);
+    let of_link = match original {
+        Some(original) => take_back(run, record, original),
+        None => Ok(()),
     };
     // A container that keeps the interface keeps its VLAN and rate.
-    let of_host = if of_link.is_ok() { ungovern(run, &record.vf) } else { Ok(()) };
-    if let (Ok(()), Ok(()), Some(original)) = (&of_link, &of_host, &record.link) {
-        // The host's address comes back with its settings.
-        restore(run, &Vf::of_record(&run.system.roots, &record.vf), original);
+    let of_host = if of_link.is_ok() { ungovern(run, &record.vf) } else { Ok(None) };
+    if let (Ok(()), Ok(mac), Some(original)) = (&of_link, &of_host, original) {
+        restore(run, &Vf::of_record(&run.system.roots, &record.vf), original, *mac);
     }
-    of_ipam.and(of_link).and(of_host)?;
+    of_ipam.and(of_link).and(of_host.map(drop))?;
     run.system.store.remove(&record.network, &record.container, &record.interface)
 }
 
@@ -209,23 +212,30 @@ fn bring_home(run: &Run<'_>, vf: &Vf, container: &Namespace, original: &Original
     transfer(vf, run.system.owner, places, &name, &|_| {}).map(|_| ())
 }
 
-/// Returns the VF to the host's settings.
-fn ungovern(run: &Run<'_>, vf: &str) -> Result<()> {
+/// Returns the VF to the host's settings. Returns its address then, unless no settings are left: they end with VF
+/// Enable, and a guest without a channel cannot have made any.
+fn ungovern(run: &Run<'_>, vf: &str) -> Result<Option<MacAddress>> {
     let reset = (run.system.channel)().and_then(|mut channel| channel.reset(vf));
     match reset {
-        Ok(_) => Ok(()),
-        Err(error) if error.is(Code::TryAgain) => Err(error),
-        // Without a channel, or for a VF that is gone, no settings are left: they end with a restart of the guest, and
-        // with VF Enable.
-        Err(error) => {
+        Ok(state) => Ok(Some(state.mac)),
+        Err(error) if error.is(Code::Device) || (error.is(Code::Channel) && !has_channel(&run.system.roots)) => {
             run.log.warn(&format!("the VF {vf} was not reset: {error}"));
-            Ok(())
+            Ok(None)
         }
+        // The next container of the VF must not get the settings of this one.
+        Err(error) => Err(Error { code: Code::TryAgain as u32, ..error }),
     }
 }
 
-/// Gives an interface on the host the address and the further names that it had, and sets it up if it was.
-fn restore(run: &Run<'_>, vf: &Vf, original: &Original) {
+/// True if the kernel shows the port of the channel, also if this program cannot open it.
+fn has_channel(roots: &Roots) -> bool {
+    let ports = fs::read_dir(roots.sys.join("class/virtio-ports"));
+    let names = ports.into_iter().flatten().flatten().map(|port| fs::read_to_string(port.path().join("name")));
+    names.flatten().any(|name| name.trim_end() == CONTROL_PORT)
+}
+
+/// Gives an interface on the host the host's address and the further names that it had, and sets it up if it was.
+fn restore(run: &Run<'_>, vf: &Vf, original: &Original, mac: Option<MacAddress>) {
     let link = netlink_in(&run.host).and_then(|netlink| Ok((vf.link(&netlink, run.system.owner)?, netlink)));
     let Ok((Some(link), netlink)) = link else { return };
     for name in original.altnames.iter().filter(|name| !link.altnames.contains(name)) {
@@ -234,7 +244,6 @@ fn restore(run: &Run<'_>, vf: &Vf, original: &Original) {
             run.log.warn(&format!("interface {}: restoring its name {name}: {error}", link.name));
         }
     }
-    let mac: Option<MacAddress> = original.mac.parse().ok();
     let change =
         Change { mac: mac.filter(|mac| Some(*mac) != link.mac), up: original.up && !link.up, ..Change::default() };
     if change.mac.is_none() && !change.up {
@@ -242,6 +251,6 @@ fn restore(run: &Run<'_>, vf: &Vf, original: &Original) {
     }
     if let Err(error) = netlink.change(link.index, &change) {
         let Link { name, .. } = link;
-        run.log.warn(&format!("interface {name}: restoring its address {}: {error}", original.mac));
+        run.log.warn(&format!("interface {name}: restoring its address or state: {error}"));
     }
 }

@@ -44,8 +44,6 @@ pub struct Record {
 pub struct Original {
     /// Name.
     pub name: String,
-    /// Address.
-    pub mac: String,
     /// True if it was up.
     pub up: bool,
     /// Further names.
@@ -238,7 +236,6 @@ mod tests {
             vf: vf.into(),
             link: Some(Original {
                 name: "eth1".into(),
-                mac: "52:54:00:00:00:01".into(),
                 up: false,
                 altnames: vec!["enp1s0v0".into()],
                 driver: "virtio-pci".into(),
