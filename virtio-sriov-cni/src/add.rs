@@ -18,7 +18,7 @@ use crate::log::Level;
 use crate::namespace::Namespace;
 use crate::netlink::{Change, Link};
 use crate::parameters::{Attachment, Command};
-use crate::release::undo;
+use crate::release::{release, undo};
 use crate::result::{Attached, Interface, Ip, Route};
 use crate::settings::Settings;
 use crate::state::{Original, Record};
@@ -42,6 +42,8 @@ pub(crate) fn add(run: &Run<'_>) -> Result<String> {
     let vf = Vf::find(&run.system.roots, &settings.vf)?;
     let _lock = run.system.store.lock(&vf.address, run.system.limit)?;
     refuse_taken(run, &attachment, &vf)?;
+    // A DEL that had the lock has made another device below it.
+    let vf = Vf::find(&run.system.roots, &settings.vf)?;
     let link = original(run, &container, &attachment, &vf)?;
     let record = Record {
         network: run.config.name.clone(),
@@ -82,7 +84,7 @@ pub(crate) fn open_container(run: &Run<'_>, attachment: &Attachment) -> Result<N
     if is_host { Err(refusal("this is the host's namespace; give the container's")) } else { Ok(container) }
 }
 
-/// Refuses a VF that another container has, and a second ADD. Both end with a DEL.
+/// Refuses a VF that another container has, and a second ADD. Both end with a DEL. A container that is gone loses it.
 fn refuse_taken(run: &Run<'_>, attachment: &Attachment, vf: &Vf) -> Result<()> {
     let store = &run.system.store;
     let second = store.read(&run.config.name, &attachment.container, &attachment.interface)?;
@@ -90,13 +92,15 @@ fn refuse_taken(run: &Run<'_>, attachment: &Attachment, vf: &Vf) -> Result<()> {
         let message = format!("{}: has the VF {} since an earlier ADD; DEL it first", record.describe(), record.vf);
         return Err(Error::new(Code::TryAgain, message));
     }
-    match store.holder(&vf.address)? {
-        Some(holder) => {
-            let message = format!("deviceID={}: {} has it; DEL that first", vf.address, holder.describe());
-            Err(Error::new(Code::TryAgain, message))
-        }
-        None => Ok(()),
+    let Some(holder) = store.holder(&vf.address, &|line| run.log.warn(line))? else { return Ok(()) };
+    // A runtime that has lost a container never runs its DEL.
+    if holder.container != attachment.container && matches!(Namespace::open(&holder.netns), Ok(None)) {
+        let what = "its namespace is gone, releasing the VF";
+        run.log.warn(&format!("{}: {what} {}", holder.describe(), holder.vf));
+        return release(run, &holder);
     }
+    let message = format!("deviceID={}: {} has it; DEL that first", vf.address, holder.describe());
+    Err(Error::new(Code::TryAgain, message))
 }
 
 /// The interface of the VF as the host has it; none with a driver for user space.

@@ -27,16 +27,25 @@ use crate::transfer::transfer;
 /// Errors of the IPAM plugin, and of steps that another DEL may complete. Then the record stays.
 pub(crate) fn del(run: &Run<'_>) -> Result<()> {
     let attachment = run.environment.attachment(Command::Del)?;
-    let read = || run.system.store.read(&run.config.name, &attachment.container, &attachment.interface);
-    let Some(record) = read()? else {
+    let read = run.system.store.read(&run.config.name, &attachment.container, &attachment.interface)?;
+    let Some(record) = read else {
         run.system.store.remove(&run.config.name, &attachment.container, &attachment.interface)?;
         return del_again(run);
     };
-    let _lock = run.system.store.lock(&record.vf, run.system.limit)?;
-    // An ADD that failed, or another DEL, may have removed it in the meantime.
-    match read()? {
-        Some(record) => release(run, &record),
-        None => del_again(run),
+    if release_locked(run, record)? { Ok(()) } else { del_again(run) }
+}
+
+/// Locks the VF of a record and releases it. Returns false if there is no such attachment any longer.
+fn release_locked(run: &Run<'_>, mut record: Record) -> Result<bool> {
+    let store = &run.system.store;
+    loop {
+        let _lock = store.lock(&record.vf, run.system.limit)?;
+        // An ADD that failed, or another DEL, may have removed it in the meantime, and an ADD may have made another.
+        match store.read(&record.network, &record.container, &record.interface)? {
+            Some(now) if now.vf != record.vf => record = now,
+            Some(now) => return release(run, &now).map(|()| true),
+            None => return Ok(false),
+        }
     }
 }
 
@@ -63,12 +72,9 @@ pub(crate) fn gc(run: &Run<'_>) -> Result<()> {
             continue;
         }
         run.log.write(Level::Info, &format!("{}: not valid, releasing the VF {}", record.describe(), record.vf));
-        let released = run.system.store.lock(&record.vf, run.system.limit).and_then(|_lock| {
-            let again = run.system.store.read(&record.network, &record.container, &record.interface)?;
-            again.map_or(Ok(()), |record| release(run, &record))
-        });
-        result =
-            result.and(released.map_err(|error| Error { message: format!("{}: {error}", record.describe()), ..error }));
+        let described = record.describe();
+        let released = release_locked(run, record).map(drop);
+        result = result.and(released.map_err(|error| Error { message: format!("{described}: {error}"), ..error }));
     }
     let of_ipam = match &run.config.ipam {
         Some(plugin) => ipam::order(plugin, Order::Gc, run.environment, run.input),
@@ -109,7 +115,7 @@ pub(crate) fn undo(run: &Run<'_>, record: &Record, given: bool) -> Result<()> {
 
 /// The environment of the ADD, for the IPAM plugin.
 fn environment_of(environment: &Environment, record: &Record) -> Environment {
-    let netns = environment.0.get("CNI_NETNS").filter(|_| environment.0.contains_key("CNI_CONTAINERID")).cloned();
+    let netns = given_netns(environment, record).cloned();
     let own = BTreeMap::from([
         ("CNI_CONTAINERID".to_string(), record.container.clone()),
         ("CNI_IFNAME".to_string(), record.interface.clone()),
@@ -117,6 +123,12 @@ fn environment_of(environment: &Environment, record: &Record) -> Environment {
         ("CNI_NETNS".to_string(), netns.unwrap_or_else(|| record.netns.display().to_string())),
     ]);
     Environment(environment.0.clone().into_iter().chain(own).collect())
+}
+
+/// Namespace that the runtime gives for the container of a record: ADD and GC also release those of others.
+fn given_netns<'a>(environment: &'a Environment, record: &Record) -> Option<&'a String> {
+    let is_its_own = environment.0.get("CNI_CONTAINERID") == Some(&record.container);
+    environment.0.get("CNI_NETNS").filter(|path| is_its_own && !path.is_empty())
 }
 
 /// Runs DEL of the IPAM plugin.
@@ -172,7 +184,7 @@ fn move_back(run: &Run<'_>, record: &Record, vf: &Vf, original: &Original, refus
 
 /// Moves the interface from the container to the host. Returns false if the container does not have it.
 fn from_container(run: &Run<'_>, record: &Record, vf: &Vf, original: &Original) -> Result<bool> {
-    let given = run.environment.0.get("CNI_NETNS").filter(|path| !path.is_empty());
+    let given = given_netns(run.environment, record);
     let paths = given.map(Path::new).into_iter().chain([record.netns.as_path()]);
     for path in paths {
         let opened = Namespace::open(path).map_err(|error| Error::io(path.display(), &error))?;
