@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 use vfctl::Roots;
 use vm_api::channel::CONTROL_PORT;
@@ -100,6 +101,14 @@ pub(crate) fn release(run: &Run<'_>, record: &Record) -> Result<()> {
 pub(crate) fn undo(run: &Run<'_>, record: &Record, given: bool) -> Result<()> {
     let of_ipam = release_addresses(run, record);
     let original = record.link.as_ref().filter(|_| given);
+    if original.is_some()
+        && let Some(other) = elsewhere(run, record)?
+    {
+        let what = format!("its interface is in {}, where another program has put it", other.display());
+        run.log.warn(&format!("the VF {}: {what}; leaving both alone", record.vf));
+        of_ipam?;
+        return run.system.store.remove(&record.network, &record.container, &record.interface);
+    }
     let of_link = match original {
         Some(original) => take_back(run, record, original),
         None => Ok(()),
@@ -172,6 +181,29 @@ fn take_back(run: &Run<'_>, record: &Record, original: &Original) -> Result<()> 
         (None, None) => run.log.warn(&format!("the VF {} has no interface here", record.vf)),
     }
     Ok(())
+}
+
+/// The named namespace of another container that has the interface. None if the host or the record's container has it.
+fn elsewhere(run: &Run<'_>, record: &Record) -> Result<Option<PathBuf>> {
+    let vf = Vf::of_record(&run.system.roots, &record.vf);
+    let has = |namespace: &Namespace| {
+        netlink_in(namespace).and_then(|netlink| vf.link(&netlink, run.system.owner)).is_ok_and(|link| link.is_some())
+    };
+    let given = given_netns(run.environment, record).map(Path::new);
+    let opened = given.into_iter().chain([record.netns.as_path()]).filter_map(|path| Namespace::open(path).ok()?);
+    let own: Vec<_> = opened.collect();
+    if has(&run.host) || own.iter().any(has) {
+        return Ok(None);
+    }
+    let folder = run.system.roots.run.join("netns");
+    let paths = match fs::read_dir(&folder) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::io(folder.display(), &error)),
+    };
+    // What cannot be opened is no namespace, or has ended meanwhile.
+    let mut others = paths.filter(|path| matches!(Namespace::open(path), Ok(Some(namespace)) if has(&namespace)));
+    Ok(others.next())
 }
 
 /// Moves the interface to the host as it is, because its driver cannot make a new one, in a container without a
