@@ -1,5 +1,6 @@
 //! ADD: gives a container a VF.
 
+use std::cell::Cell;
 use std::fs;
 use std::io::ErrorKind;
 
@@ -17,7 +18,7 @@ use crate::log::Level;
 use crate::namespace::Namespace;
 use crate::netlink::{Change, Link};
 use crate::parameters::{Attachment, Command};
-use crate::release::release;
+use crate::release::{release, undo};
 use crate::result::{Attached, Interface, Ip, Route};
 use crate::settings::Settings;
 use crate::state::{Original, Record};
@@ -41,6 +42,8 @@ pub(crate) fn add(run: &Run<'_>) -> Result<String> {
     let vf = Vf::find(&run.system.roots, &settings.vf)?;
     let _lock = run.system.store.lock(&vf.address, run.system.limit)?;
     refuse_taken(run, &attachment, &vf)?;
+    // A DEL that had the lock has made another device below it.
+    let vf = Vf::find(&run.system.roots, &settings.vf)?;
     let link = original(run, &container, &attachment, &vf)?;
     let record = Record {
         network: run.config.name.clone(),
@@ -53,13 +56,13 @@ pub(crate) fn add(run: &Run<'_>) -> Result<String> {
         config: String::from_utf8_lossy(run.input).into_owned(),
     };
     run.system.store.write(&record)?;
-    let adding = Adding { run, record: &record, vf: &vf, container: &container };
+    let adding = Adding { run, record: &record, vf: &vf, container: &container, given: Cell::new(false) };
     adding
         .build(&settings)
         .map(|(interface, ipam)| Attached::after(previous, interface, &ipam).to_json(run.config.version).to_string())
         .inspect_err(|error| {
             run.log.write(Level::Debug, &format!("undoing: {error}"));
-            if let Err(also) = release(run, &record) {
+            if let Err(also) = undo(run, &record, adding.given.get()) {
                 run.log.write(Level::Error, &format!("undoing failed, DEL will try again: {also}"));
             }
         })
@@ -81,7 +84,7 @@ pub(crate) fn open_container(run: &Run<'_>, attachment: &Attachment) -> Result<N
     if is_host { Err(refusal("this is the host's namespace; give the container's")) } else { Ok(container) }
 }
 
-/// Refuses a VF that another container has, and a second ADD. Both end with a DEL.
+/// Refuses a VF that another container has, and a second ADD. Both end with a DEL. A container that is gone loses it.
 fn refuse_taken(run: &Run<'_>, attachment: &Attachment, vf: &Vf) -> Result<()> {
     let store = &run.system.store;
     let second = store.read(&run.config.name, &attachment.container, &attachment.interface)?;
@@ -89,13 +92,15 @@ fn refuse_taken(run: &Run<'_>, attachment: &Attachment, vf: &Vf) -> Result<()> {
         let message = format!("{}: has the VF {} since an earlier ADD; DEL it first", record.describe(), record.vf);
         return Err(Error::new(Code::TryAgain, message));
     }
-    match store.holder(&vf.address)? {
-        Some(holder) => {
-            let message = format!("deviceID={}: {} has it; DEL that first", vf.address, holder.describe());
-            Err(Error::new(Code::TryAgain, message))
-        }
-        None => Ok(()),
+    let Some(holder) = store.holder(&vf.address, &|line| run.log.warn(line))? else { return Ok(()) };
+    // A runtime that has lost a container never runs its DEL.
+    if holder.container != attachment.container && matches!(Namespace::open(&holder.netns), Ok(None)) {
+        let what = "its namespace is gone, releasing the VF";
+        run.log.warn(&format!("{}: {what} {}", holder.describe(), holder.vf));
+        return release(run, &holder);
     }
+    let message = format!("deviceID={}: {} has it; DEL that first", vf.address, holder.describe());
+    Err(Error::new(Code::TryAgain, message))
 }
 
 /// The interface of the VF as the host has it; none with a driver for user space.
@@ -112,9 +117,8 @@ fn original(run: &Run<'_>, container: &Namespace, attachment: &Attachment, vf: &
         let why = "its interface is not in the host's namespace; bind virtio-pci to it, or end what has it";
         Error::new(Code::Device, format!("deviceID={}: {why}", vf.address))
     })?;
-    let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
     let Link { name, up, altnames, .. } = link;
-    Ok(Some(Original { name, mac, up, altnames, driver: vf.driver.clone() }))
+    Ok(Some(Original { name, up, altnames, driver: vf.driver.clone() }))
 }
 
 /// An ADD whose record is written.
@@ -123,6 +127,8 @@ struct Adding<'a> {
     record: &'a Record,
     vf: &'a Vf,
     container: &'a Namespace,
+    /// True once the interface may have left the host.
+    given: Cell<bool>,
 }
 
 impl Adding<'_> {
@@ -175,6 +181,7 @@ impl Adding<'_> {
     fn give(&self, settings: &Settings) -> Result<Link> {
         let (run, step) = (self.run, self.run.system.step);
         let places = (&run.host, self.container);
+        self.given.set(true);
         let link = transfer(self.vf, run.system.owner, places, &self.record.interface, step)?;
         step(Step::Moved);
         let netlink = netlink_in(self.container)?;

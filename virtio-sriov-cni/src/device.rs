@@ -65,28 +65,41 @@ impl Vf {
     }
 }
 
-/// Takes the VF from its driver, which ends its interface in whatever namespace that is, and gives it to the driver
-/// again, or to `driver` if it has none: Linux makes a new interface in the host's namespace. Returns the VF after
-/// that. `None` if no driver could make an interface of it: it is gone, or a program drives it.
+/// Result of [`rebind`].
+#[derive(Debug)]
+pub(crate) enum Rebound {
+    /// The VF has a new interface in the host's namespace.
+    Made(Vf),
+    /// No driver can make an interface of it: the VF is gone, or a program drives it.
+    Without,
+    /// sysfs does not let its driver go. Nothing has changed.
+    Refused(Error),
+}
+
+/// Takes the VF from its driver, which ends its interface in whatever namespace that is, with all that was made on top
+/// of it, and gives it to the driver again, or to `driver` if it has none: Linux makes a new interface in the host's
+/// namespace before the write returns.
 ///
 /// # Errors
 ///
-/// [`Code::Io`] if the driver cannot let it go or take it.
-pub(crate) fn rebind(system: &System<'_>, address: &str, driver: &str) -> Result<Option<Vf>> {
-    let Some(function) = Function::at(&system.roots, address) else { return Ok(None) };
+/// [`Code::Io`] if the driver does not take it.
+pub(crate) fn rebind(system: &System<'_>, address: &str, driver: &str) -> Result<Rebound> {
+    let Some(function) = Function::at(&system.roots, address) else { return Ok(Rebound::Without) };
     let now = Vf::of_record(&system.roots, address);
     let driver = if now.driver.is_empty() { driver } else { &now.driver };
     if now.in_user_space || driver.is_empty() {
-        return Ok(None);
+        return Ok(Rebound::Without);
     }
     let write = |path: PathBuf| {
         (system.write)(&path, address).map_err(|error| Error::io(format!("{} > {}", address, path.display()), &error))
     };
-    if !now.driver.is_empty() {
-        write(function.folder().join("driver/unbind"))?;
+    if !now.driver.is_empty()
+        && let Err(error) = write(function.folder().join("driver/unbind"))
+    {
+        return Ok(Rebound::Refused(error));
     }
     write(system.roots.sys.join("bus/pci/drivers").join(driver).join("bind"))?;
-    Ok(Some(Vf::of_record(&system.roots, address)))
+    Ok(Rebound::Made(Vf::of_record(&system.roots, address)))
 }
 
 /// The function, and virtio devices of it.

@@ -71,7 +71,7 @@ impl Log {
             return;
         }
         // In one piece, because plugins that run at the same time share the file.
-        let line = format!("{}: {}: {message}\n", level.name(), self.about);
+        let line = format!("{}\n", escaped(&format!("{}: {}: {message}", level.name(), self.about)));
         let written = match &self.file {
             Some(path) => {
                 let file = OpenOptions::new().append(true).create(true).open(path);
@@ -81,7 +81,8 @@ impl Log {
         };
         if let (Err(error), Some(path)) = (written, &self.file) {
             // Standard error may be closed.
-            let _ = writeln!(std::io::stderr(), "logFile={}: {error}; {}", path.display(), line.trim_end());
+            let path = escaped(&path.display().to_string());
+            let _ = writeln!(std::io::stderr(), "logFile={path}: {error}; {}", line.trim_end());
         }
     }
 
@@ -89,6 +90,18 @@ impl Log {
     pub fn warn(&self, message: &str) {
         self.write(Level::Warning, message);
     }
+}
+
+/// The text in one line: a key of a configuration may have the end of a line, or colours of a terminal.
+fn escaped(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut line, one| {
+        if one.is_control() {
+            line.extend(one.escape_default());
+        } else {
+            line.push(one);
+        }
+        line
+    })
 }
 
 #[cfg(test)]
@@ -105,6 +118,16 @@ mod tests {
         }
         let text = std::fs::read_to_string(file).unwrap();
         assert_eq!(text, "error: ADD c1 net1: x\nwarning: ADD c1 net1: x\n");
+    }
+
+    #[test]
+    fn a_message_is_one_line_whatever_it_has() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("log");
+        let log = Log { level: Level::Info, file: Some(file.clone()), about: "ADD c1\n net1".into() };
+        log.warn("k\nerror: DEL: \u{1b}[2J\u{9b}é: unknown");
+        let text = std::fs::read_to_string(file).unwrap();
+        assert_eq!(text, "warning: ADD c1\\n net1: k\\nerror: DEL: \\u{1b}[2J\\u{9b}é: unknown\n");
     }
 
     #[test]

@@ -44,8 +44,6 @@ pub struct Record {
 pub struct Original {
     /// Name.
     pub name: String,
-    /// Address.
-    pub mac: String,
     /// True if it was up.
     pub up: bool,
     /// Further names.
@@ -167,17 +165,27 @@ impl Store {
         Ok(records)
     }
 
-    /// The record of the attachment that has a VF. The caller has locked the VF.
+    /// The record of the attachment that has a VF. The caller has locked the VF. `warn` receives a line for each record
+    /// that is damaged and does not name this VF.
     ///
     /// # Errors
     ///
-    /// [`Code::Io`].
-    pub fn holder(&self, vf: &str) -> Result<Option<Record>> {
+    /// [`Code::Io`], also for a damaged record that names this VF.
+    pub fn holder(&self, vf: &str, warn: &dyn Fn(&str)) -> Result<Option<Record>> {
         for folder in entries(&self.folder)?.into_iter().filter(|path| path.is_dir()) {
             for path in entries(&folder)?.into_iter().filter(|path| path.to_string_lossy().ends_with(SUFFIX)) {
                 // Others come and go at the same time.
-                if let Some(record) = read(&path)?.filter(|record| record.vf == vf) {
-                    return Ok(Some(record));
+                match read(&path) {
+                    Ok(record) => {
+                        if let Some(record) = record.filter(|record| record.vf == vf) {
+                            return Ok(Some(record));
+                        }
+                    }
+                    // One damaged record must not fail each ADD of the node.
+                    Err(error) => match fs::read(&path) {
+                        Ok(bytes) if !String::from_utf8_lossy(&bytes).contains(vf) => warn(&error.message),
+                        _ => return Err(error),
+                    },
                 }
             }
         }
@@ -238,7 +246,6 @@ mod tests {
             vf: vf.into(),
             link: Some(Original {
                 name: "eth1".into(),
-                mac: "52:54:00:00:00:01".into(),
                 up: false,
                 altnames: vec!["enp1s0v0".into()],
                 driver: "virtio-pci".into(),
@@ -257,12 +264,12 @@ mod tests {
         store.write(&a).unwrap();
         store.write(&b).unwrap();
         assert_eq!(store.read("net", "a", "net1"), Ok(Some(a.clone())));
-        assert_eq!(store.holder("0000:01:00.2"), Ok(Some(b)));
+        assert_eq!(store.holder("0000:01:00.2", &|_| {}), Ok(Some(b)));
         assert_eq!(store.of_network("net").unwrap().len(), 2);
         assert_eq!(store.of_network("other"), Ok(vec![]));
         store.remove("net", "a", "net1").unwrap();
         store.remove("net", "a", "net1").unwrap();
-        assert_eq!(store.holder("0000:01:00.1"), Ok(None));
+        assert_eq!(store.holder("0000:01:00.1", &|_| {}), Ok(None));
     }
 
     #[test]
@@ -276,6 +283,21 @@ mod tests {
         assert_eq!(store.of_network("net"), Ok(vec![]));
         let left: Vec<_> = fs::read_dir(&net).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["10.0.0.1"]);
+    }
+
+    #[test]
+    fn a_damaged_record_matters_to_its_vf_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::new(folder.path());
+        let net = folder.path().join("net");
+        fs::create_dir_all(&net).unwrap();
+        fs::write(net.join(format!("c1:net1{SUFFIX}")), r#"{"vf": "0000:01:00.1", "#).unwrap();
+        let warnings = std::cell::RefCell::new(Vec::new());
+        let warn = |line: &str| warnings.borrow_mut().push(line.to_string());
+        assert!(store.holder("0000:01:00.1", &warn).unwrap_err().message.contains("c1:net1"));
+        assert_eq!(store.holder("0000:01:00.2", &warn), Ok(None));
+        let warnings = warnings.into_inner();
+        assert!(warnings.len() == 1 && warnings[0].ends_with("; remove it"), "{warnings:?}");
     }
 
     #[test]
