@@ -201,7 +201,7 @@ fn elsewhere(run: &Run<'_>, record: &Record) -> Result<Option<PathBuf>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Error::io(folder.display(), &error)),
     };
-    // What cannot be opened is no namespace, or has ended meanwhile.
+    // What cannot be opened is no namespace, or has ended in the meantime.
     let mut others = paths.filter(|path| matches!(Namespace::open(path), Ok(Some(namespace)) if has(&namespace)));
     Ok(others.next())
 }

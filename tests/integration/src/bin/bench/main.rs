@@ -5,8 +5,8 @@
 //! Run by `cargo xtask bench` in a first-level machine whose clock counts instructions. Its figures do not depend on
 //! other machines or load. Everything shares one processor, so a better figure means fewer instructions. Arguments: the
 //! kind of backend, `containers`, `switch`, `x550`, `x550-jumbo`, `x550-vfs`, `bridge`, `bridge-vhost`, `iommu`,
-//! `iommu-vhost`, `iommu-intel`, `vsock`, `vhost-vsock`, `virtio-fs`, `snapshot`, `migration` or `vfio`; the seconds per
-//! test; the number of runs; and optionally the only test to run.
+//! `iommu-vhost`, `iommu-intel`, `vsock`, `vhost-vsock`, `virtio-fs`, `snapshot`, `migration` or `vfio`; the seconds
+//! per test; the number of runs; and optionally the only test to run.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failed measurement panics and says where")]
 
